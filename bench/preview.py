@@ -16,7 +16,8 @@ from unittest import mock
 
 import pulumi
 
-from infra.config import RayClusterArgs, make_plan, together
+from infra.config import RayClusterArgs, together
+from infra.config.plan import make_plan
 from tests.infra.fake_aws import CLUSTER, Cloud
 from tests.infra.stacks import EVERYTHING
 

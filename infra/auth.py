@@ -8,14 +8,11 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_random as random
 
-from infra.tags import tags
-
 
 @dataclass(frozen=True, kw_only=True)
 class AuthTokenArgs:
     """Inputs of AuthToken; a new value of `rotate` replaces the token."""
 
-    length: int = 64
     rotate: str = ""
     kms_key_arn: pulumi.Input[str] = ""
 
@@ -30,7 +27,7 @@ class AuthToken(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:AuthToken", name, None, opts)
         token = random.RandomPassword(
             f"{name}-token",
-            length=args.length,
+            length=64,
             # The token is used in HTTP headers and shell variables.
             special=False,
             keepers={"rotate": args.rotate} if args.rotate else None,
@@ -43,7 +40,6 @@ class AuthToken(pulumi.ComponentResource):
             type="SecureString",
             value=token.result,
             key_id=args.kms_key_arn or None,
-            tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parameter_name = parameter.name

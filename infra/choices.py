@@ -18,11 +18,8 @@ ZONES = "zones"
 class ChoicesArgs:
     """Inputs of Choices, of which those of the first `pulumi up` count.
 
-    Attributes:
-        name: Name of the cluster, to which the stack's name and a random end are added.
-        zones: Availability zones of which one is chosen; none for an existing network.
-        identity: Values that can't change while the cluster is up, e.g. its account and region, and the builder of its
-            image.
+    A random end is added to `name`, of several `zones` one is chosen, and `identity` has the values that can't change
+    while the cluster is up, and the builder of its image.
     """
 
     name: str

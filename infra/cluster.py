@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import tags
 from infra.types import ResourceRef
 
 
@@ -35,7 +34,6 @@ class Cluster(pulumi.ComponentResource):
             f"{name}-logs",
             retention_in_days=args.log_retention_days,
             kms_key_id=args.kms_key_arn or None,
-            tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.ref = ResourceRef(name=cluster.name, arn=cluster.arn)
@@ -54,14 +52,12 @@ class Cluster(pulumi.ComponentResource):
             name=pulumi.Output.concat("/aws/ecs/containerinsights/", args.name, "/performance"),
             retention_in_days=args.log_retention_days,
             kms_key_id=args.kms_key_arn or None,
-            tags=tags(f"{name}-insights"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return aws.ecs.Cluster(
             f"{name}-cluster",
             name=args.name,
-            settings=[aws.ecs.ClusterSettingArgs(name="containerInsights", value="enabled")],
-            tags=tags(f"{name}-cluster"),
+            settings=[{"name": "containerInsights", "value": "enabled"}],
             opts=pulumi.ResourceOptions(parent=self, depends_on=[insights]),
         )
 

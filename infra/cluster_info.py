@@ -10,7 +10,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.cluster_info import document
-from infra.tags import tags
 from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale
 
 
@@ -54,7 +53,6 @@ class ClusterInfo(pulumi.ComponentResource):
             insecure_value=names.apply(
                 lambda names: json.dumps(document(args.nodes, args.scales, args.default_gpus, **names))
             ),
-            tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parameter = ResourceRef(name=parameter.name, arn=parameter.arn)

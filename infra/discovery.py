@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import tags
-
 # A worker restarts a minute after it loses the head; by then the name must resolve to the new head.
 TTL_SECONDS = 10
 
@@ -33,24 +31,20 @@ class Discovery(pulumi.ComponentResource):
             f"{name}-namespace",
             name=pulumi.Output.concat(args.namespace, ".internal"),
             vpc=args.vpc_id,
-            tags=tags(f"{name}-namespace"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        service = self._head(name, namespace)
+        service = aws.servicediscovery.Service(
+            f"{name}-head",
+            name="head",
+            dns_config={
+                "namespace_id": namespace.id,
+                "dns_records": [{"type": "A", "ttl": TTL_SECONDS}],
+                "routing_policy": "MULTIVALUE",
+            },
+            # ECS deregisters a stopped task late, and Cloud Map refuses to delete a service with instances.
+            force_destroy=True,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
         self.registry_arn = service.arn
         self.head_host = pulumi.Output.concat(service.name, ".", namespace.name)
         self.register_outputs({"registry_arn": self.registry_arn, "head_host": self.head_host})
-
-    def _head(self, name: str, namespace: aws.servicediscovery.PrivateDnsNamespace) -> aws.servicediscovery.Service:
-        record = aws.servicediscovery.ServiceDnsConfigDnsRecordArgs(type="A", ttl=TTL_SECONDS)
-        return aws.servicediscovery.Service(
-            f"{name}-head",
-            name="head",
-            dns_config=aws.servicediscovery.ServiceDnsConfigArgs(
-                namespace_id=namespace.id, dns_records=[record], routing_policy="MULTIVALUE"
-            ),
-            # ECS deregisters a stopped task late, and Cloud Map refuses to delete a service with instances.
-            force_destroy=True,
-            tags=tags(f"{name}-head"),
-            opts=pulumi.ResourceOptions(parent=self),
-        )

@@ -1,4 +1,7 @@
-"""Refusals and warnings, in which fields have the names that their user wrote, and AWS's reason for an error."""
+"""Refusals and warnings, in which fields have the names that their user wrote, and AWS's reason for an error.
+
+A check raises a SettingError for the value of a field, and a Refusal for all else.
+"""
 
 from __future__ import annotations
 

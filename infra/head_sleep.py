@@ -14,8 +14,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import sleep
-from infra.scaling import Step, queries, scalable_target, step_policy
-from infra.tags import metrics_namespace, tags
+from infra.scaling import Step, group_policy, queries, scalable_target, step_policy
+from infra.tags import metrics_namespace
 from infra.types import ResourceRef, ServiceRef
 
 
@@ -58,12 +58,17 @@ class HeadSleep(pulumi.ComponentResource):
             metric_queries=queries(sleep.IDLE_MINUTES, description, self._metrics, period_seconds=period),
             treat_missing_data="notBreaching",
             alarm_actions=[self._count_policy(f"{name}-sleep", 0).arn],
-            tags=tags(f"{name}-sleep-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
     def _wake_alarm(self, name: str) -> None:
         requested = self._metrics["requested"]
+        # After the service, and so after ECS has added its own policy to the group: ECS advises against others there,
+        # and may not add one beside them.
+        # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/cluster-auto-scaling.html
+        # https://github.com/aws/containers-roadmap/issues/1689
+        after = pulumi.ResourceOptions(parent=self, depends_on=[self._target])
+        instance = group_policy(f"{name}-instance", self._args.group, 1, above="0", opts=after)
         aws.cloudwatch.MetricAlarm(
             f"{name}-wake-alarm",
             name=pulumi.Output.concat(self._args.service.cluster, "-head-wake"),
@@ -77,32 +82,10 @@ class HeadSleep(pulumi.ComponentResource):
             evaluation_periods=sleep.WAKE_POINTS,
             datapoints_to_alarm=1,
             treat_missing_data="notBreaching",
-            alarm_actions=[
-                self._count_policy(f"{name}-wake", 1).arn,
-                self._group_policy(name).arn,
-                *self._args.start_arns,
-            ],
-            tags=tags(f"{name}-wake-alarm"),
+            alarm_actions=[self._count_policy(f"{name}-wake", 1).arn, instance.arn, *self._args.start_arns],
             opts=pulumi.ResourceOptions(parent=self),
         )
 
     def _count_policy(self, name: str, count: int) -> aws.appautoscaling.Policy:
         step = Step(metric_interval_lower_bound="0", scaling_adjustment=count)
         return step_policy(name, self._target, [step], parent=self)
-
-    def _group_policy(self, name: str) -> aws.autoscaling.Policy:
-        return aws.autoscaling.Policy(
-            f"{name}-instance-policy",
-            autoscaling_group_name=self._args.group.name,
-            policy_type="StepScaling",
-            adjustment_type="ExactCapacity",
-            metric_aggregation_type="Maximum",
-            step_adjustments=[
-                aws.autoscaling.PolicyStepAdjustmentArgs(metric_interval_lower_bound="0", scaling_adjustment=1)
-            ],
-            # After the service, and so after ECS has added its own policy to the group: ECS advises against others
-            # there, and may not add one beside them.
-            # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/cluster-auto-scaling.html
-            # https://github.com/aws/containers-roadmap/issues/1689
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[self._target]),
-        )

@@ -14,7 +14,6 @@ import pulumi_awsx as awsx
 from infra.definitions import policies
 from infra.definitions.build_context import DOCKERFILE
 from infra.roles import make_role
-from infra.tags import tags
 from infra.types import Location, ResourceRef, SecurityOptions
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
@@ -78,24 +77,16 @@ class Image(pulumi.ComponentResource):
         self.register_outputs({"image_uri": self.image_uri})
 
     def _repository(self, name: str, kms_key_arn: pulumi.Input[str]) -> aws.ecr.Repository:
-        encryption = None
-        if kms_key_arn:
-            encryption = [aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="KMS", kms_key=kms_key_arn)]
         repository = aws.ecr.Repository(
             f"{name}-repository",
             # ECR refuses to delete a repository with images otherwise.
             force_delete=True,
-            encryption_configurations=encryption,
-            image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
-            tags=tags(f"{name}-repository"),
+            encryption_configurations=[{"encryption_type": "KMS", "kms_key": kms_key_arn}] if kms_key_arn else None,
+            image_scanning_configuration={"scan_on_push": True},
             opts=pulumi.ResourceOptions(parent=self),
         )
-        aws.ecr.LifecyclePolicy(
-            f"{name}-lifecycle",
-            repository=repository.name,
-            policy=json.dumps(lifecycle_policy()),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+        opts, policy = pulumi.ResourceOptions(parent=self), json.dumps(lifecycle_policy())
+        aws.ecr.LifecyclePolicy(f"{name}-lifecycle", repository=repository.name, policy=policy, opts=opts)
         return repository
 
     def _built_by_docker(self, name: str, args: ImageArgs, repository: aws.ecr.Repository) -> pulumi.Output[str]:
@@ -120,7 +111,6 @@ class Image(pulumi.ComponentResource):
             f"{name}-logs",
             retention_in_days=args.log_retention_days,
             kms_key_id=args.security.kms_key_arn or None,
-            tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         key = pulumi.Output.concat(CLUSTERS_PREFIX, "/", args.cluster, "/image/")
@@ -141,10 +131,7 @@ class Image(pulumi.ComponentResource):
             ),
             build_timeout=LONGEST_BUILD_MINUTES,
             queued_timeout=LONGEST_QUEUE_MINUTES,
-            logs_config=aws.codebuild.ProjectLogsConfigArgs(
-                cloudwatch_logs=aws.codebuild.ProjectLogsConfigCloudwatchLogsArgs(group_name=logs.name)
-            ),
-            tags=tags(f"{name}-project"),
+            logs_config={"cloudwatch_logs": {"group_name": logs.name}},
             opts=pulumi.ResourceOptions(parent=self),
         )
         names = pulumi.Output.all(
@@ -167,7 +154,7 @@ class Image(pulumi.ComponentResource):
     ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
         """Role of the project, with the rights of this repository, its source and its log."""
         place = args.location
-        trust = policies.assumed_by_codebuild(partition=place.partition, region=place.region, account=place.account)
+        trust = policies.assumed_for("codebuild.amazonaws.com", place.arn("codebuild", "project/*"))
         role = make_role(f"{name}-role", trust, args.security, self)
         document = pulumi.Output.all(
             repository_arn=repository.arn,

@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import pulumi
 
-from infra.config import code_build
 from infra.config.clients import ERRORS
-from infra.config.code_build import PATIENCE_SECONDS, POLL_SECONDS, RESTORE
+from infra.config.code_build import PATIENCE_SECONDS, POLL_SECONDS, RESTORE, ask, call, check
 from infra.definitions.build_context import BuildContext
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import Refusal, error_reason, warn
@@ -37,29 +36,21 @@ ENDS = {"FAULT": "ended by a fault of CodeBuild", "TIMED_OUT": "took too long", 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild:
-    """Build of a context.
-
-    Attributes:
-        context: Files of the image.
-        location: Place of the stack.
-        project: Name by which CodeBuild is asked about the caller's rights while it has no project.
-    """
+    """Build of a context; CodeBuild is asked about the caller's rights by `project` while it has no project."""
 
     context: BuildContext
     location: Location
     project: str
 
+    @property
+    def region(self) -> str:
+        """Region of the stack."""
+        return self.location.region
+
     async def image_uri(self, names: Any) -> Any:
-        """URI of the image by its digest: the one in the repository, or else a new one.
+        """URI of the image by its digest: the one in the repository, or else a new one; pulumi.UNKNOWN in a preview.
 
-        A preview builds nothing and returns pulumi.UNKNOWN.
-
-        Args:
-            names: `repository` (URL), `project`, `bucket` and `key` (prefix of the source); a preview may lack some.
-
-        Raises:
-            Refusal: AWS refuses the build.
-            pulumi.RunError: The build failed.
+        `names` has `repository` (URL), `project`, `bucket` and `key` (prefix of the source); a preview may lack some.
         """
         known = names if isinstance(names, Mapping) else {}
         missing = [key for key in ("repository", "project", "bucket", "key") if not isinstance(known.get(key), str)]
@@ -76,7 +67,7 @@ class ImageBuild:
         # First, since another account's credentials may be the problem.
         project = self.project if "project" in missing else known["project"]
         is_new = "repository" in missing
-        await code_build.check(self.location, project, needs_rights=is_new or not preview)
+        await check(self.location, project, needs_rights=is_new or not preview)
         if problem and not preview:
             raise problem
         if not preview:
@@ -100,7 +91,7 @@ class ImageBuild:
             build = None
             await asyncio.sleep(3 * POLL_SECONDS)
         with suppress(*ERRORS):  # a new source takes its place
-            await self._call("s3:DeleteObject", Bucket=names["bucket"], Key=self._key(names))
+            await call("s3:DeleteObject", self.region, Bucket=names["bucket"], Key=self._key(names))
         if ended["buildStatus"] != "SUCCEEDED":
             raise pulumi.RunError(await self._failure(ended))
         for _ in range(6):
@@ -118,16 +109,16 @@ class ImageBuild:
         image = ECR_IMAGE.match(repository)
         if not image:
             raise Refusal("image", f"{repository} is not a repository of ECR")
-        place = {"registryId": image["account"], "repositoryName": image["name"]}
+        place: dict[str, Any] = {"registryId": image["account"], "repositoryName": image["name"]}
         tag, absent = [{"imageTag": self.context.tag}], "ImageNotFoundException"
-        answer = await self._ask("ecr:DescribeImages", patience=patience, absent=absent, imageIds=tag, **place)
+        answer = await ask("ecr:DescribeImages", self.region, patience=patience, absent=absent, imageIds=tag, **place)
         return answer["imageDetails"][0]["imageDigest"] if answer else ""
 
     async def _under_way(self, project: str) -> dict[str, Any] | None:
         """Build of the same context that is under way: its `up` was interrupted, or lost the answer to its start."""
-        answer = await self._ask("codebuild:ListBuildsForProject", projectName=project, sortOrder="DESCENDING")
+        answer = await ask("codebuild:ListBuildsForProject", self.region, projectName=project, sortOrder="DESCENDING")
         ids = answer["ids"][:100]
-        builds = (await self._ask("codebuild:BatchGetBuilds", ids=ids))["builds"] if ids else []
+        builds = (await ask("codebuild:BatchGetBuilds", self.region, ids=ids))["builds"] if ids else []
         for build in builds:
             variables = build.get("environment", {}).get("environmentVariables", [])
             has_tag = any(each["name"] == "TAG" and each["value"] == self.context.tag for each in variables)
@@ -138,7 +129,7 @@ class ImageBuild:
 
     async def _start(self, names: Mapping[str, str]) -> dict[str, Any]:
         source, key = self.context.zip(), self._key(names)
-        await self._ask("s3:PutObject", Bucket=names["bucket"], Key=key, Body=source)
+        await ask("s3:PutObject", self.region, Bucket=names["bucket"], Key=key, Body=source)
         variables = {
             "SOURCE": f"s3://{names['bucket']}/{key}",
             "SHA256": hashlib.sha256(source).hexdigest(),
@@ -146,8 +137,9 @@ class ImageBuild:
             "TAG": self.context.tag,
             "OUTPUT": OUTPUT,
         }
-        answer = await self._ask(
+        answer = await ask(
             "codebuild:StartBuild",
+            self.region,
             projectName=names["project"],
             # Of a repeated call CodeBuild returns the same build.
             idempotencyToken=uuid.uuid4().hex,
@@ -162,7 +154,7 @@ class ImageBuild:
         shown = ""
         while build["buildStatus"] == "IN_PROGRESS":
             await asyncio.sleep(POLL_SECONDS)
-            answer = await self._ask("codebuild:BatchGetBuilds", is_under_way=True, ids=[build["id"]])
+            answer = await ask("codebuild:BatchGetBuilds", self.region, is_under_way=True, ids=[build["id"]])
             if answer["builds"]:
                 build, seen = answer["builds"][0], time.monotonic()
             elif time.monotonic() - seen > PATIENCE_SECONDS:  # also a new build may be missing at first
@@ -182,7 +174,7 @@ class ImageBuild:
             return [], "it has no log"
         stream = {"logGroupName": place["groupName"], "logStreamName": place["streamName"]}
         try:
-            answer = await self._call("logs:GetLogEvents", **stream, limit=count, startFromHead=False)
+            answer = await call("logs:GetLogEvents", self.region, **stream, limit=count, startFromHead=False)
         except ERRORS as error:
             return [], f"its log could not be read (logs:GetLogEvents: {error_reason(error)})"
         # Without the sequences that move a terminal's cursor.
@@ -215,13 +207,7 @@ class ImageBuild:
         project, partition = build["id"].rpartition(":")[0], build["arn"].split(":")[1]
         console = CONSOLES.get(partition, "console.aws.amazon.com")
         page = f"codesuite/codebuild/projects/{project}/build/{quote(build['id'], safe='')}"
-        return f"https://{console}/{page}?region={self.location.region}"
-
-    async def _ask(self, action: str, **arguments: Any) -> Any:
-        return await code_build.ask(action, self.location.region, **arguments)
-
-    async def _call(self, action: str, **arguments: Any) -> Any:
-        return await code_build.call(action, self.location.region, **arguments)
+        return f"https://{console}/{page}?region={self.region}"
 
 
 def _ended_early(build: Mapping[str, Any]) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import dashboard
-from infra.definitions.metrics import AUTO_SCALING, Metric
+from infra.definitions.metrics import Metric, of_group
 from infra.scaling import queries
-from infra.tags import metrics_namespace, tags
-from infra.types import Alerts, ServiceRef
+from infra.tags import metrics_namespace
+from infra.types import ServiceRef
 
 PERIOD_SECONDS = 300
 # Starting the head's instance and pulling its image takes some minutes.
@@ -39,13 +39,9 @@ class MonitoringArgs:
     region: str
     partition: str = "aws"
     services: Mapping[str, ServiceRef]
-    alerts: Alerts
+    alert_email: str
+    monthly_budget_usd: int
     sleeping_group: pulumi.Input[str] | None = None
-
-    @property
-    def head(self) -> ServiceRef:
-        """The head's service."""
-        return self.services["head"]
 
 
 class Monitoring(pulumi.ComponentResource):
@@ -55,30 +51,29 @@ class Monitoring(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Monitoring", name, None, opts)
-        actions = self._alarm_actions(name, args.alerts)
-        self._alarm_head_silent(name, args, actions)
-        self._alarm_gpus_idle(name, args, actions)
-        if args.alerts.email:
+        self._child = pulumi.ResourceOptions(parent=self)
+        cluster = args.services["head"].cluster
+        self._actions = [self._topic(name, args.alert_email).arn] if args.alert_email else []
+        self._alarm_head_silent(f"{name}-head", cluster, args.sleeping_group)
+        # The head publishes no utilization while the cluster has no GPUs, so missing data is not an alarm.
+        self._alarm(
+            f"{name}-gpus",
+            f"All GPUs of the Ray cluster idle for {GPUS_IDLE_MINUTES} minutes",
+            watched=_watched(_own("GPUUtilization", cluster)),
+            threshold=IDLE_PERCENT,
+            minutes=GPUS_IDLE_MINUTES,
+        )
+        if args.alert_email:
             self._budget(name, args)
-        self.dashboard_name = self._dashboard(name, args).dashboard_name
+        self.dashboard_name = self._dashboard(name, args, cluster).dashboard_name
         self.register_outputs({"dashboard_name": self.dashboard_name})
 
-    def _alarm_actions(self, name: str, alerts: Alerts) -> list[pulumi.Input[str]]:
-        """SNS topic of the alarms, if there is an email address."""
-        if not alerts.email:
-            return []
-        topic = aws.sns.Topic(f"{name}-alerts", tags=tags(f"{name}-alerts"), opts=pulumi.ResourceOptions(parent=self))
-        aws.sns.TopicSubscription(
-            f"{name}-email",
-            topic=topic.arn,
-            protocol="email",
-            endpoint=alerts.email,
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        return [topic.arn]
+    def _topic(self, name: str, email: str) -> aws.sns.Topic:
+        topic = aws.sns.Topic(f"{name}-alerts", opts=self._child)
+        aws.sns.TopicSubscription(f"{name}-email", topic=topic.arn, protocol="email", endpoint=email, opts=self._child)
+        return topic
 
     def _budget(self, name: str, args: MonitoringArgs) -> None:
-        alerts = args.alerts
         if args.partition != BUDGETS_IN_USD:
             pulumi.log.info(f"no AWS budget is created, since {args.partition} has none in USD; alarms are sent")
             return
@@ -87,7 +82,7 @@ class Monitoring(pulumi.ComponentResource):
         aws.budgets.Budget(
             f"{name}-budget",
             budget_type="COST",
-            limit_amount=str(alerts.monthly_usd),
+            limit_amount=str(args.monthly_budget_usd),
             limit_unit="USD",
             time_unit="MONTHLY",
             notifications=[
@@ -96,53 +91,31 @@ class Monitoring(pulumi.ComponentResource):
                     notification_type=kind,
                     threshold=percent,
                     threshold_type="PERCENTAGE",
-                    subscriber_email_addresses=[alerts.email],
+                    subscriber_email_addresses=[args.alert_email],
                 )
                 for kind, percent in (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))
             ],
-            tags=tags(f"{name}-budget"),
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=self._child,
         )
 
-    def _alarm_head_silent(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
-        # While a running head is silent, idle workers are not stopped, since it may have a run.
-        metric = Metric(namespace=metrics_namespace(args.head.cluster), name="GPUs", stat="Maximum")
-        watched, minutes, missing = _watched(metric), HEAD_SILENT_MINUTES, "breaching"
-        description = f"Ray head silent for {minutes} minutes: not running, or unable to publish metrics"
-        if args.sleeping_group is not None:
-            group = {"AutoScalingGroupName": args.sleeping_group}
-            wanted = Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Minimum", dimensions=group)
-            # Users publish `GPUs` while the head sleeps (ray_on_ecs/cluster/wake.py), and this metric the head alone.
-            metric = Metric(namespace=metrics_namespace(args.head.cluster), name="GPUNodesInUse", stat="Maximum")
+    def _alarm_head_silent(
+        self, name: str, cluster: pulumi.Output[str], sleeping_group: pulumi.Input[str] | None
+    ) -> None:
+        """Alarm for a running head: while it is silent, idle workers are not stopped, since it may have a run."""
+        if sleeping_group is None:
+            minutes = HEAD_SILENT_MINUTES
+            description = f"Ray head silent for {minutes} minutes: not running, or unable to publish metrics"
+            watched, missing = _watched(_own("GPUs", cluster)), "breaching"
+        else:
             minutes, missing = SLEEPING_HEAD_SILENT_MINUTES, "notBreaching"
             description = f"Ray head silent for {minutes} minutes, and not asleep"
+            wanted = replace(of_group(sleeping_group)["wanted"], stat="Minimum")
+            # Users publish `GPUs` while the head sleeps (ray_on_ecs/cluster/wake.py), and this metric the head alone.
+            metrics = {"published": _own("GPUNodesInUse", cluster), "wanted": wanted}
             # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.
             expression = "IF(wanted > 0, MAX([published, wanted * 0 - 1]), 0)"
-            metrics = {"published": metric, "wanted": wanted}
             watched = {"metric_queries": queries(expression, description, metrics, period_seconds=PERIOD_SECONDS)}
-        self._alarm(
-            f"{name}-head",
-            description,
-            watched=watched,
-            below=0,
-            minutes=minutes,
-            missing=missing,
-            actions=actions,
-        )
-
-    def _alarm_gpus_idle(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
-        # The head publishes no utilization while the cluster has no GPUs, so missing data is not an alarm.
-        self._alarm(
-            f"{name}-gpus",
-            f"All GPUs of the Ray cluster idle for {GPUS_IDLE_MINUTES} minutes",
-            watched=_watched(
-                Metric(namespace=metrics_namespace(args.head.cluster), name="GPUUtilization", stat="Maximum")
-            ),
-            below=IDLE_PERCENT,
-            minutes=GPUS_IDLE_MINUTES,
-            missing="notBreaching",
-            actions=actions,
-        )
+        self._alarm(name, description, watched=watched, threshold=0, minutes=minutes, missing=missing)
 
     def _alarm(
         self,
@@ -150,10 +123,9 @@ class Monitoring(pulumi.ComponentResource):
         description: str,
         *,
         watched: dict[str, Any],
-        below: int,
+        threshold: int,
         minutes: int,
-        missing: str,
-        actions: list[pulumi.Input[str]],
+        missing: str = "notBreaching",
     ) -> None:
         aws.cloudwatch.MetricAlarm(
             f"{name}-alarm",
@@ -161,27 +133,27 @@ class Monitoring(pulumi.ComponentResource):
             **watched,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
             comparison_operator="LessThanThreshold",
-            threshold=below,
+            threshold=threshold,
             treat_missing_data=missing,
-            alarm_actions=actions,
-            tags=tags(f"{name}-alarm"),
-            opts=pulumi.ResourceOptions(parent=self),
+            alarm_actions=self._actions,
+            opts=self._child,
         )
 
-    def _dashboard(self, name: str, args: MonitoringArgs) -> aws.cloudwatch.Dashboard:
-        names = pulumi.Output.all(
-            namespace=metrics_namespace(args.head.cluster),
-            cluster=args.head.cluster,
-            services=pulumi.Output.all(**{kind: service.name for kind, service in args.services.items()}),
-        )
-        body = names.apply(lambda values: json.dumps(dashboard.body(region=args.region, **values)))
+    def _dashboard(self, name: str, args: MonitoringArgs, cluster: pulumi.Output[str]) -> aws.cloudwatch.Dashboard:
+        body = pulumi.Output.all(
+            namespace=metrics_namespace(cluster),
+            cluster=cluster,
+            services={kind: service.name for kind, service in args.services.items()},
+        ).apply(lambda values: json.dumps(dashboard.body(region=args.region, **values)))
+        # CloudWatch requires a name, and the cluster's is unique.
         return aws.cloudwatch.Dashboard(
-            f"{name}-dashboard",
-            # CloudWatch requires a name, and the cluster's is unique.
-            dashboard_name=args.head.cluster,
-            dashboard_body=body,
-            opts=pulumi.ResourceOptions(parent=self),
+            f"{name}-dashboard", dashboard_name=cluster, dashboard_body=body, opts=self._child
         )
+
+
+def _own(name: str, cluster: pulumi.Output[str]) -> Metric:
+    """Metric of the cluster's own namespace."""
+    return Metric(namespace=metrics_namespace(cluster), name=name, stat="Maximum")
 
 
 def _watched(metric: Metric) -> dict[str, Any]:

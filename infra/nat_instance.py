@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +11,16 @@ import pulumi_aws as aws
 
 from infra.definitions import nat, policies
 from infra.definitions.addresses import private_block
-from infra.definitions.user_data import ROOT_DEVICE
+from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.tags import tags
-from infra.types import Location, NatInstanceOptions, ResourceRef
+from infra.types import Location, ResourceRef, SecurityOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class NatInstanceArgs:
-    """Inputs of NatInstance.
+    """Inputs of NatInstance: `zone` is that of both subnets, and `internet` the route of the public one.
 
-    Attributes:
-        cidr: CIDR block of the VPC.
-        zone: Availability zone of both subnets.
-        public_subnet_id: Subnet of the instance, which has a public address while it runs.
-        private_subnet_id: Subnet of the interface that the route leads to.
-        internet: Route of the public subnet.
+    The instance is in the public subnet, and the interface that the private subnets' route leads to in the private one.
     """
 
     vpc_id: pulumi.Input[str]
@@ -37,7 +30,8 @@ class NatInstanceArgs:
     public_subnet_id: pulumi.Input[str]
     private_subnet_id: pulumi.Input[str]
     internet: pulumi.Resource
-    options: NatInstanceOptions
+    sleeps: bool
+    security: SecurityOptions
 
 
 class NatInstance(pulumi.ComponentResource):
@@ -54,10 +48,39 @@ class NatInstance(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:NatInstance", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
         group, rules = self._security_group(name, args)
-        interface = self._interface(name, args, group)
+        interface = aws.ec2.NetworkInterface(
+            f"{name}-interface",
+            subnet_id=args.private_subnet_id,
+            security_groups=[group.id],
+            description="Default route of the private subnets",
+            # What it forwards is neither from its address nor to it.
+            source_dest_check=False,
+            # The instance attaches it, which `pulumi refresh` may see.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["attachments"]),
+        )
         self.interface_id = interface.id
         profile, needed = self._profile(name, args, interface)
-        template = self._launch_template(name, args, group, profile, self._user_data(args, interface))
+        user_data = pulumi.Output.all(
+            interface_id=interface.id,
+            mac=interface.mac_address,
+            address=interface.private_ip,
+            subnet=pulumi.Output.from_input(args.zone).apply(lambda zone: private_block(args.cidr, zone)),
+        ).apply(lambda values: nat.user_data(nat.PrivateInterface(**values, vpc=args.cidr)))
+        template = launch_template(
+            f"{name}-template",
+            profile,
+            image_id=nat.MACHINE_IMAGE,
+            instance_type=nat.INSTANCE_TYPE,
+            group_id=group.id,
+            user_data=user_data,
+            disk_gib=nat.DISK_GIB,
+            kms_key_arn=args.security.kms_key_arn,
+            is_public=True,
+            # An account's default may be `standard`, with which a new t4g has no credits, and boots for minutes.
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances-standard-mode-concepts.html
+            credit_specification={"cpu_credits": "unlimited"},
+            opts=self._child,
+        )
         scaling = self._auto_scaling_group(name, args, template, [*rules, *needed, args.internet])
         self.group = ResourceRef(name=scaling.name, arn=scaling.arn)
         self.register_outputs({"interface_id": self.interface_id, "group_name": self.group.name})
@@ -68,30 +91,12 @@ class NatInstance(pulumi.ComponentResource):
             f"{name}-traffic-group",
             description="NAT instance: all traffic from the VPC to the internet",
             vpc_id=args.vpc_id,
-            tags=tags(f"{name}-traffic-group"),
             opts=self._child,
         )
         common: dict[str, Any] = {"security_group_id": group.id, "ip_protocol": "-1", "opts": self._child}
-        ingress = aws.vpc.SecurityGroupIngressRule(
-            f"{name}-ingress", cidr_ipv4=args.cidr, tags=tags(f"{name}-ingress"), **common
-        )
-        egress = aws.vpc.SecurityGroupEgressRule(
-            f"{name}-egress", cidr_ipv4="0.0.0.0/0", tags=tags(f"{name}-egress"), **common
-        )
+        ingress = aws.vpc.SecurityGroupIngressRule(f"{name}-ingress", cidr_ipv4=args.cidr, **common)
+        egress = aws.vpc.SecurityGroupEgressRule(f"{name}-egress", cidr_ipv4="0.0.0.0/0", **common)
         return group, [ingress, egress]
-
-    def _interface(self, name: str, args: NatInstanceArgs, group: aws.ec2.SecurityGroup) -> aws.ec2.NetworkInterface:
-        return aws.ec2.NetworkInterface(
-            f"{name}-interface",
-            subnet_id=args.private_subnet_id,
-            security_groups=[group.id],
-            description="Default route of the private subnets",
-            # What it forwards is neither from its address nor to it.
-            source_dest_check=False,
-            tags=tags(f"{name}-interface"),
-            # The instance attaches it, which `pulumi refresh` may see.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["attachments"]),
-        )
 
     def _profile(
         self, name: str, args: NatInstanceArgs, interface: aws.ec2.NetworkInterface
@@ -100,12 +105,10 @@ class NatInstance(pulumi.ComponentResource):
 
         Session Manager is not among it: there is nothing to do on the instance, whose console has the unit's log.
         """
-        security = args.options.security
+        security = args.security
         role_name = f"{name}-role"
         role = make_role(role_name, policies.assumed_by("ec2.amazonaws.com"), security, self)
-        profile = aws.iam.InstanceProfile(
-            f"{name}-profile", role=role.name, path=security.role_path, tags=tags(f"{name}-profile"), opts=self._child
-        )
+        profile = aws.iam.InstanceProfile(f"{name}-profile", role=role.name, path=security.role_path, opts=self._child)
         arns = pulumi.Output.all(interface_arn=interface.arn, profile_arn=profile.arn)
         attach = aws.iam.RolePolicy(
             f"{name}-attach",
@@ -119,65 +122,6 @@ class NatInstance(pulumi.ComponentResource):
             needed.append(grant)
         return profile, needed
 
-    def _user_data(self, args: NatInstanceArgs, interface: aws.ec2.NetworkInterface) -> pulumi.Output[str]:
-        def encoded(values: dict[str, str]) -> str:
-            private = nat.PrivateInterface(**values, vpc=args.cidr)
-            return base64.b64encode(nat.user_data(private).encode()).decode()
-
-        return pulumi.Output.all(
-            interface_id=interface.id,
-            mac=interface.mac_address,
-            address=interface.private_ip,
-            subnet=pulumi.Output.from_input(args.zone).apply(lambda zone: private_block(args.cidr, zone)),
-        ).apply(encoded)
-
-    def _launch_template(
-        self,
-        name: str,
-        args: NatInstanceArgs,
-        group: aws.ec2.SecurityGroup,
-        profile: aws.iam.InstanceProfile,
-        user_data: pulumi.Output[str],
-    ) -> aws.ec2.LaunchTemplate:
-        return aws.ec2.LaunchTemplate(
-            f"{name}-template",
-            image_id=nat.MACHINE_IMAGE,
-            instance_type=nat.INSTANCE_TYPE,
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
-            network_interfaces=[
-                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-                    device_index=0,
-                    associate_public_ip_address="true",
-                    security_groups=[group.id],
-                    delete_on_termination="true",
-                )
-            ],
-            user_data=user_data,
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
-            ),
-            # An account's default may be `standard`, with which a new t4g has no credits, and boots for minutes.
-            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances-standard-mode-concepts.html
-            credit_specification=aws.ec2.LaunchTemplateCreditSpecificationArgs(cpu_credits="unlimited"),
-            block_device_mappings=[
-                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name=ROOT_DEVICE,
-                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-                        volume_size=nat.DISK_GIB,
-                        volume_type="gp3",
-                        encrypted="true",
-                        kms_key_id=args.options.security.kms_key_arn or None,
-                        delete_on_termination="true",
-                    ),
-                )
-            ],
-            tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
-                for kind in ("instance", "volume", "network-interface")
-            ],
-            opts=self._child,
-        )
-
     def _auto_scaling_group(
         self, name: str, args: NatInstanceArgs, template: aws.ec2.LaunchTemplate, needed: list[pulumi.Resource]
     ) -> aws.autoscaling.Group:
@@ -185,20 +129,15 @@ class NatInstance(pulumi.ComponentResource):
 
         `pulumi up` waits for the first one.
         """
-        sleeps = args.options.sleeps
+        sleeps = args.sleeps
         return aws.autoscaling.Group(
             f"{name}-group",
             min_size=0 if sleeps else 1,
             max_size=1,
             desired_capacity=1,
             vpc_zone_identifiers=[args.public_subnet_id],
-            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
+            launch_template={"id": template.id, "version": "$Latest"},
             force_delete=True,
-            tags=[
-                # The launch template tags the instances.
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in tags(f"{name}-group").items()
-            ],
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=needed,

@@ -8,8 +8,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import nat
-from infra.scaling import PERIOD_SECONDS, queries
-from infra.tags import metrics_namespace, tags
+from infra.scaling import PERIOD_SECONDS, group_policy, queries
+from infra.tags import metrics_namespace
 from infra.types import ResourceRef
 
 
@@ -33,30 +33,15 @@ class NatSleep(pulumi.ComponentResource):
     def __init__(self, name: str, args: NatSleepArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:NatSleep", name, None, opts)
         self._name, self._args = name, args
-        start, stop = self._policy("start", 1, above="0"), self._policy("stop", 0, below="0")
+        start, stop = (
+            group_policy(f"{name}-{kind}", args.nat_group, capacity, **bound, opts=pulumi.ResourceOptions(parent=self))
+            for kind, capacity, bound in (("start", 1, {"above": "0"}), ("stop", 0, {"below": "0"}))
+        )
         self.start_arn = start.arn
         self._alarm("start", "NAT instance needed by the head", "GreaterThanOrEqualToThreshold", 1, start)
         unneeded = f"NAT instance not needed for {nat.UNNEEDED_MINUTES} minutes"
         self._alarm("stop", unneeded, "LessThanThreshold", nat.UNNEEDED_MINUTES, stop)
         self.register_outputs({"start_arn": self.start_arn})
-
-    def _policy(
-        self, kind: str, capacity: int, *, above: str | None = None, below: str | None = None
-    ) -> aws.autoscaling.Policy:
-        """Policy for a metric in an interval, whose bounds are relative to the alarm's threshold."""
-        return aws.autoscaling.Policy(
-            f"{self._name}-{kind}-policy",
-            autoscaling_group_name=self._args.nat_group.name,
-            policy_type="StepScaling",
-            adjustment_type="ExactCapacity",
-            metric_aggregation_type="Maximum",
-            step_adjustments=[
-                aws.autoscaling.PolicyStepAdjustmentArgs(
-                    metric_interval_lower_bound=above, metric_interval_upper_bound=below, scaling_adjustment=capacity
-                )
-            ],
-            opts=pulumi.ResourceOptions(parent=self),
-        )
 
     def _alarm(
         self, kind: str, description: str, comparison: str, minutes: int, policy: aws.autoscaling.Policy
@@ -73,6 +58,5 @@ class NatSleep(pulumi.ComponentResource):
             # Without data nothing is known, and nothing changes.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
-            tags=tags(f"{self._name}-{kind}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -9,8 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.tags import tags
-from infra.types import Location, NatInstanceOptions, NetworkRef, ResourceRef
+from infra.types import Location, NetworkRef, ResourceRef
 from infra.vpc import Vpc, VpcArgs
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
 
@@ -22,21 +21,13 @@ HTTPS_PORT = 443
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkArgs:
+class NetworkArgs(VpcArgs):
     """Inputs of Network; with an existing network in `location`, no part of a VPC is created or changed.
 
-    Attributes:
-        zone: Availability zone of the head.
-        nat_zone: Zone of the NAT gateway or instance, which stays where it is when the head moves.
-        nat_instance: Options of a NAT instance in place of the gateway.
+    `zone` is the availability zone of the head.
     """
 
-    vpc_cidr: str
-    location: Location
     zone: pulumi.Input[str]
-    nat_zone: pulumi.Input[str] = ""
-    nat_gateway: bool = True
-    nat_instance: NatInstanceOptions | None = None
 
 
 class Network(pulumi.ComponentResource):
@@ -58,10 +49,16 @@ class Network(pulumi.ComponentResource):
             self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
             subnets = dict(existing.subnets)
         else:
-            vpc = self._vpc(name, args)
+            vpc = Vpc(f"{name}-vpc", args, pulumi.ResourceOptions(parent=self))
             self.vpc_id, subnets, self.nat_group = vpc.vpc_id, dict(vpc.subnets), vpc.nat_group
-        tasks = self._tasks_group(name)
-        instances = self._instances_group(name)
+        # It admits itself, since NCCL, Gloo and Ray's worker processes use random ports.
+        tasks = self._group(
+            f"{name}-tasks", "Ray tasks: all traffic among themselves, and forwarded ports from instances", egress=True
+        )
+        self._admit(f"{name}-tasks-ingress", tasks, tasks)
+        # Their agents call Session Manager and ECS, not the reverse. In awsvpc mode tasks have their own network
+        # interface and group, and can't reach services on the instances.
+        instances = self._group(f"{name}-instances", "Ray instances: no inbound traffic", egress=True)
         # Session Manager forwards these ports from an instance to a task.
         for service, port in (("dashboard", DASHBOARD_PORT), ("notebook", NOTEBOOK_PORT)):
             self._admit(f"{name}-tasks-{service}", tasks, instances, port)
@@ -73,63 +70,27 @@ class Network(pulumi.ComponentResource):
             network=self,
         )
         if args.location.endpoints:
-            self._endpoints(name, args.location, self._endpoints_group(name, tasks, instances))
+            endpoints = self._group(f"{name}-endpoints", "VPC endpoints: HTTPS from Ray tasks and instances")
+            for kind, source in (("tasks", tasks), ("instances", instances)):
+                self._admit(f"{name}-endpoints-{kind}", endpoints, source, HTTPS_PORT)
+            self._endpoints(name, args.location, endpoints)
         self.register_outputs({"vpc_id": self.vpc_id})
 
-    def _vpc(self, name: str, args: NetworkArgs) -> Vpc:
-        location = args.location
-        # With internet access a restriction would block only the public buckets of this region. The open policy is
-        # explicit, since the AWS provider does not remove a policy that the program drops.
-        s3_policy = policies.open_endpoint()
-        if not args.nat_gateway:
-            s3_policy = policies.s3_endpoint(
-                partition=location.partition, region=location.region, account=location.account
-            )
-        vpc_args = VpcArgs(
-            cidr=args.vpc_cidr,
-            location=location,
-            nat_zone=args.nat_zone,
-            nat_gateway=args.nat_gateway,
-            nat_instance=args.nat_instance,
-            s3_policy=s3_policy,
-        )
-        return Vpc(f"{name}-vpc", vpc_args, pulumi.ResourceOptions(parent=self))
-
-    def _tasks_group(self, name: str) -> aws.ec2.SecurityGroup:
-        """Security group that admits itself, since NCCL, Gloo and Ray's worker processes use random ports."""
-        group = self._group(
-            f"{name}-tasks", "Ray tasks: all traffic among themselves, and forwarded ports from instances"
-        )
-        self._admit(f"{name}-tasks-ingress", group, group)
-        self._allow_egress(f"{name}-tasks", group)
-        return group
-
-    def _instances_group(self, name: str) -> aws.ec2.SecurityGroup:
-        """Security group without ingress: the instances' agents call Session Manager and ECS, not the reverse.
-
-        In awsvpc mode tasks have their own network interface and group, and can't reach services on the instances.
-        """
-        group = self._group(f"{name}-instances", "Ray instances: no inbound traffic")
-        self._allow_egress(f"{name}-instances", group)
-        return group
-
-    def _endpoints_group(
-        self, name: str, tasks: aws.ec2.SecurityGroup, instances: aws.ec2.SecurityGroup
-    ) -> aws.ec2.SecurityGroup:
-        group = self._group(f"{name}-endpoints", "VPC endpoints: HTTPS from Ray tasks and instances")
-        for kind, source in (("tasks", tasks), ("instances", instances)):
-            self._admit(f"{name}-endpoints-{kind}", group, source, HTTPS_PORT)
-        return group
-
-    def _group(self, name: str, description: str) -> aws.ec2.SecurityGroup:
+    def _group(self, name: str, description: str, *, egress: bool = False) -> aws.ec2.SecurityGroup:
         # EC2 refuses apostrophes in the description of a group or a rule, which a preview does not detect.
-        return aws.ec2.SecurityGroup(
-            f"{name}-group",
-            description=description,
-            vpc_id=self.vpc_id,
-            tags=tags(f"{name}-group"),
-            opts=pulumi.ResourceOptions(parent=self),
+        group = aws.ec2.SecurityGroup(
+            f"{name}-group", description=description, vpc_id=self.vpc_id, opts=pulumi.ResourceOptions(parent=self)
         )
+        if egress:
+            aws.vpc.SecurityGroupEgressRule(
+                f"{name}-egress",
+                description="AWS services and data sets",
+                security_group_id=group.id,
+                cidr_ipv4="0.0.0.0/0",
+                ip_protocol="-1",
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        return group
 
     def _admit(
         self, name: str, group: aws.ec2.SecurityGroup, source: aws.ec2.SecurityGroup, port: int | None = None
@@ -142,18 +103,6 @@ class Network(pulumi.ComponentResource):
             ip_protocol="tcp" if port else "-1",
             from_port=port,
             to_port=port,
-            tags=tags(name),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-
-    def _allow_egress(self, name: str, group: aws.ec2.SecurityGroup) -> None:
-        aws.vpc.SecurityGroupEgressRule(
-            f"{name}-egress",
-            description="AWS services and data sets",
-            security_group_id=group.id,
-            cidr_ipv4="0.0.0.0/0",
-            ip_protocol="-1",
-            tags=tags(f"{name}-egress"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -173,6 +122,5 @@ class Network(pulumi.ComponentResource):
                 policy=None if service in WITHOUT_POLICY else json.dumps(policies.endpoint(location.account)),
                 # The services' default DNS names then resolve to the endpoint.
                 private_dns_enabled=True,
-                tags=tags(f"{name}-{service.replace('.', '-')}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )

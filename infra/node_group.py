@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.user_data import ROOT_DEVICE, user_data
+from infra.definitions.user_data import user_data
+from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.tags import tags
 from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
 
 # Time that an instance takes to join the cluster, without the image pull.
@@ -101,16 +100,13 @@ class NodeGroup(pulumi.ComponentResource):
         return instances.ids.apply(_first)
 
     def _instance_role(self, name: str, args: NodeGroupArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        location = args.location
         trust = policies.assumed_by("ec2.amazonaws.com")
         role_name = f"{name}-instance-role"
         role = make_role(role_name, trust, args.security, self)
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
-            policy=json.dumps(
-                policies.session_manager(partition=location.partition, region=location.region, account=location.account)
-            ),
+            policy=json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*"))),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return role, [sessions, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
@@ -133,33 +129,18 @@ class NodeGroup(pulumi.ComponentResource):
             f"{name}-instance-profile",
             role=self._role.name,
             path=args.security.role_path,
-            tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        return aws.ec2.LaunchTemplate(
+        return launch_template(
             f"{name}-template",
+            profile,
             image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
-            network_interfaces=[
-                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-                    device_index=0,
-                    # Overrides the subnet's setting, which may assign public addresses.
-                    associate_public_ip_address="false",
-                    security_groups=[args.network.instances_group_id],
-                    delete_on_termination="true",
-                )
-            ],
-            user_data=args.cluster.name.apply(lambda cluster: base64.b64encode(user_data(cluster).encode()).decode()),
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
-            ),
-            block_device_mappings=[_root_volume(args.node, args.security.kms_key_arn)],
-            # Tags on the launched resources, which cause the cost.
-            tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
-                for kind in ("instance", "volume", "network-interface")
-            ],
+            group_id=args.network.instances_group_id,
+            user_data=args.cluster.name.apply(user_data),
+            disk_gib=args.node.disk_gib,
+            disk_throughput=args.node.disk_throughput,
+            kms_key_arn=args.security.kms_key_arn,
             # Another AMI becomes a new version of the template, for instances that start later. A new type or disk
             # replaces the template, and with it the head's instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
@@ -190,19 +171,24 @@ class NodeGroup(pulumi.ComponentResource):
             vpc_zone_identifiers=network.subnets_in(node.zones),
             placement_group=placement,
             **_launched_from(template, node),
-            instance_refresh=_replace_at_once() if args.is_head else None,
+            # Groups of workers have none: an added type, or spot, would terminate all workers and every run. A change
+            # applies to their instances when ECS starts new ones.
+            instance_refresh={
+                "strategy": "Rolling",
+                # A new launch template always triggers a refresh; a new zone only if it is listed here.
+                "triggers": ["vpc_zone_identifier"],
+                # The group's maximum size leaves no room for old and new instance at the same time.
+                "preferences": {"min_healthy_percentage": 0, "scale_in_protected_instances": "Refresh"},
+            }
+            if args.is_head
+            else None,
             # Free of charge; the idle alarm counts running and requested instances.
             enabled_metrics=[
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
                 aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
             ],
             force_delete=True,
-            tags=[
-                # The launch template tags the instances.
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in tags(f"{name}-group").items()
-            ]
-            + [MANAGED_TAG],
+            tags=[MANAGED_TAG],
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
@@ -226,7 +212,6 @@ class NodeGroup(pulumi.ComponentResource):
             zone: aws.ec2.PlacementGroup(
                 f"{name}-placement-{zone}",
                 strategy="cluster",
-                tags=tags(f"{name}-placement-{zone}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
             for zone in args.node.zones or args.network.subnets
@@ -235,32 +220,27 @@ class NodeGroup(pulumi.ComponentResource):
     def _capacity_provider(self, name: str, args: NodeGroupArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
             f"{name}-capacity-provider",
-            auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
-                auto_scaling_group_arn=self._group.arn,
-                managed_scaling=_managed_scaling(args),
-                managed_termination_protection="ENABLED" if _protects(args) else "DISABLED",
+            auto_scaling_group_provider={
+                "auto_scaling_group_arn": self._group.arn,
+                "managed_scaling": {
+                    "status": "ENABLED",
+                    # One instance per task, without spare instances.
+                    "target_capacity": 100,
+                    "minimum_scaling_step_size": 1,
+                    # ECS waits this long after a scale-out before it starts the remaining instances of a larger job.
+                    "instance_warmup_period": WARMUP_SECONDS,
+                    "maximum_scaling_step_size": max(1, args.node.max_count),
+                }
+                if args.managed_scaling
+                else {"status": "DISABLED"},
+                "managed_termination_protection": "ENABLED" if _protects(args) else "DISABLED",
                 # Before an instance is terminated, its task gets SIGTERM and its stopTimeout. ECS stops the task
                 # without waiting for a replacement, since the service's minimum healthy percent is below 100.
                 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
-                managed_draining="ENABLED",
-            ),
-            tags=tags(f"{name}-capacity-provider"),
+                "managed_draining": "ENABLED",
+            },
             opts=pulumi.ResourceOptions(parent=self),
         )
-
-
-def _managed_scaling(args: NodeGroupArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:
-    if not args.managed_scaling:
-        return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED")
-    return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(
-        status="ENABLED",
-        # One instance per task, without spare instances.
-        target_capacity=100,
-        minimum_scaling_step_size=1,
-        # ECS waits this long after a scale-out before it starts the remaining instances of a larger job.
-        instance_warmup_period=WARMUP_SECONDS,
-        maximum_scaling_step_size=max(1, args.node.max_count),
-    )
 
 
 def _protects(args: NodeGroupArgs) -> bool:
@@ -283,49 +263,26 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
     `price-capacity-optimized` picks cheap pools among those least likely to be interrupted.
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html
     """
-    latest = {"version": "$Latest"}
     if len(node.instances) == 1 and not node.spot_count:
-        return {"launch_template": aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, **latest)}
-    distribution = aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
-        on_demand_allocation_strategy="prioritized",
-        # Of the groups of a pool, the first zone's alone: each starts its own base, also while the others have theirs.
-        on_demand_base_capacity=node.on_demand_count if node.spot_count and not node.shares else 0,
-        on_demand_percentage_above_base_capacity=0 if node.spot_count else 100,
-        spot_allocation_strategy="price-capacity-optimized",
-    )
-    launch_template = aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
-        launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
-            launch_template_id=template.id, **latest
-        ),
-        overrides=[
-            aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=name)
-            for name in node.instance_types
-        ],
-    )
-    policy = aws.autoscaling.GroupMixedInstancesPolicyArgs(
-        instances_distribution=distribution, launch_template=launch_template
-    )
+        return {"launch_template": {"id": template.id, "version": "$Latest"}}
+    policy = {
+        "instances_distribution": {
+            "on_demand_allocation_strategy": "prioritized",
+            # Of the groups of a pool, the first zone's alone: each starts its own base, also while the others have
+            # theirs.
+            "on_demand_base_capacity": node.on_demand_count if node.spot_count and not node.shares else 0,
+            "on_demand_percentage_above_base_capacity": 0 if node.spot_count else 100,
+            "spot_allocation_strategy": "price-capacity-optimized",
+        },
+        "launch_template": {
+            "launch_template_specification": {"launch_template_id": template.id, "version": "$Latest"},
+            "overrides": [{"instance_type": name} for name in node.instance_types],
+        },
+    }
     # Capacity Rebalancing would end an instance that EC2 may never reclaim, before its replacement can take the task.
     # At EC2's recommendation a run saves a checkpoint instead (`ray_on_ecs.node.notice`).
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html
     return {"mixed_instances_policy": policy, "capacity_rebalance": False}
-
-
-def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:
-    """Instance refresh of the head's group, which replaces the instance when its template or zone changes.
-
-    Groups of workers have none: an added type, or spot, would terminate all workers and every run. A change
-    applies to their instances when ECS starts new ones.
-    """
-    return aws.autoscaling.GroupInstanceRefreshArgs(
-        strategy="Rolling",
-        # A new launch template always triggers a refresh; a new zone only if it is listed here.
-        triggers=["vpc_zone_identifier"],
-        # The group's maximum size leaves no room for old and new instance at the same time.
-        preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
-            min_healthy_percentage=0, scale_in_protected_instances="Refresh"
-        ),
-    )
 
 
 def _first(instance_ids: Sequence[str]) -> str:
@@ -336,17 +293,3 @@ def _first(instance_ids: Sequence[str]) -> str:
         )
         return ""
     return instance_ids[0]
-
-
-def _root_volume(node: NodeSpec, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
-    return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-        device_name=ROOT_DEVICE,
-        ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-            volume_size=node.disk_gib,
-            throughput=node.disk_throughput,
-            volume_type="gp3",
-            encrypted="true",
-            kms_key_id=kms_key_arn or None,
-            delete_on_termination="true",
-        ),
-    )

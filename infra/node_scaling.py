@@ -19,9 +19,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
+from infra.definitions.metrics import Metric, of_group, of_service
 from infra.scaling import PERIOD_SECONDS, Step, queries, scalable_target, step_policy
-from infra.tags import metrics_namespace, tags
+from infra.tags import metrics_namespace
 from infra.types import NodeSpec, ResourceRef, Scale, ServiceRef
 from ray_on_ecs.contract import CPU_WORKERS, KIND_DIMENSION, MAX_STEPS, WORKERS, scale_out_stride
 
@@ -58,21 +58,13 @@ class NodeScaling(pulumi.ComponentResource):
         self._scale_out_alarm(name)
         if scale.idle_minutes and scale.min_count < scale.max_count:
             self._idle_alarm(name)
-        self._head_policy(name)
-        self.register_outputs({})
-
-    def _head_policy(self, name: str) -> None:
-        """Let the head set the same numbers at once: this service's and this group's."""
-        args = self._args
-        inputs = pulumi.Output.all(
+        # Lets the head set the same numbers at once: this service's and this group's.
+        policy = pulumi.Output.all(
             cluster_arn=args.cluster.arn, service_name=args.service.name, group_arn=args.group.arn
-        )
-        aws.iam.RolePolicy(
-            f"{name}-head-policy",
-            role=args.head_role,
-            policy=inputs.apply(lambda values: json.dumps(policies.scaling(**values))),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+        ).apply(lambda values: json.dumps(policies.scaling(**values)))
+        child = pulumi.ResourceOptions(parent=self)
+        aws.iam.RolePolicy(f"{name}-head-policy", role=args.head_role, policy=policy, opts=child)
+        self.register_outputs({})
 
     def _scale_out_alarm(self, name: str) -> None:
         """Scale out while jobs request more than is available: to the requested number, at least to the running one.
@@ -95,7 +87,6 @@ class NodeScaling(pulumi.ComponentResource):
             f"Ray jobs wait for {self._args.resource} (scale out)",
             # MAX skips missing values, so each term works without the other.
             expression=f"MAX([{demand}, IF(nodes > desired, nodes * {units}, 0)])",
-            above=0,
             minutes=1,
             policy=step_policy(f"{name}-short", self._target, steps, parent=self),
         )
@@ -123,7 +114,6 @@ class NodeScaling(pulumi.ComponentResource):
             f"Ray {self._args.kind} unused for {scale.idle_minutes} minutes (scale in)",
             # One more than the needed number, so that 0 means no scale-in.
             expression=f"IF({self._all_stay()} || ({needed} >= MAX([instances, wanted])), 0, {needed} + 1)",
-            above=0,
             minutes=scale.idle_minutes,
             policy=step_policy(f"{name}-idle", self._target, steps, parent=self),
         )
@@ -149,7 +139,6 @@ class NodeScaling(pulumi.ComponentResource):
         description: str,
         *,
         expression: str,
-        above: int,
         minutes: int,
         policy: aws.appautoscaling.Policy,
     ) -> None:
@@ -160,13 +149,12 @@ class NodeScaling(pulumi.ComponentResource):
             name=pulumi.Output.concat(self._args.service.cluster, "-", self._args.kind, "-", kind),
             alarm_description=description,
             comparison_operator="GreaterThanThreshold",
-            threshold=above,
+            threshold=0,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
             metric_queries=queries(expression, description, metrics),
             # If all data is missing, the service does not exist or the head does not run.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
-            tags=tags(f"{name}-{kind}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -188,18 +176,17 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
         "nodes": f"{args.resource.removesuffix('s')}NodesInUse",
         "progress": "RunProgress",
     }
-    namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group.name}
+    namespace = metrics_namespace(args.service.cluster)
     own = {} if args.kind in (WORKERS, CPU_WORKERS) else {KIND_DIMENSION: args.kind}
     return {
         **{
-            key: Metric(namespace=namespace, name=name, stat="Maximum", dimensions=own)
-            for key, name in head_metrics.items()
+            key: Metric(namespace=namespace, name=of, stat="Maximum", dimensions=own)
+            for key, of in head_metrics.items()
         },
         "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "desired": of_service("DesiredTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "head": of_service("RunningTaskCount", args.head.cluster, args.head.name, "Maximum"),
-        "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
-        "wanted": Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Maximum", dimensions=group),
+        **of_group(args.group.name),
     }
 
 

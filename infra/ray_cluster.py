@@ -9,12 +9,13 @@ from typing import Any
 
 import pulumi
 
-from infra import config
 from infra.auth import AuthToken, AuthTokenArgs
 from infra.choices import Choices, ChoicesArgs
 from infra.cluster import Cluster, ClusterArgs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
-from infra.config import RayClusterArgs
+from infra.config import RayClusterArgs, identity, runs, services
+from infra.config.location import check_zone
+from infra.config.plan import make_plan
 from infra.definitions import build_context, commands
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.errors import AS_WRITTEN
@@ -32,7 +33,6 @@ from infra.storage import Storage, StorageArgs
 from infra.tags import add_tags, kind_in_names, metrics_namespace, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
-from infra.types import NatInstanceOptions
 from ray_on_ecs.contract import WORKERS
 
 ROOT = Path(__file__).parents[1]
@@ -91,11 +91,12 @@ class RayCluster(pulumi.ComponentResource):
         AS_WRITTEN.set(args.as_written)
         super().__init__("ray-on-ecs:index:RayCluster", name, None, opts)
         self._args, self._prefix, self._sleeps = args, name_prefix(name), args.sleep_after_minutes > 0
-        self._plan = plan = config.make_plan(args, self._prefix, pulumi.InvokeOptions(parent=self))
+        self._plan = plan = make_plan(args, self._prefix, pulumi.InvokeOptions(parent=self))
         prefix, region, tags = self._prefix, plan.location.region, add_tags(args.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 
-        choices = self._choices()
+        zones, fixed = plan.location.candidates, identity.identity_of(args, plan)
+        choices = Choices(f"{prefix}-choices", ChoicesArgs(name=f"{prefix}-ray", zones=zones, identity=fixed), opts)
         cluster = self._cluster(choices)
         network = self._network(choices)
         storage = self._storage()
@@ -107,9 +108,12 @@ class RayCluster(pulumi.ComponentResource):
         )
 
         node_groups = self._node_groups(cluster, network)
-        start_arns = self._nat_sleep(cluster, network, node_groups)
+        head_group, start_arns = node_groups["head"].group, []
+        if network.nat_group and self._sleeps:
+            nat_args = NatSleepArgs(cluster=cluster.ref.name, head_group=head_group, nat_group=network.nat_group)
+            start_arns = [NatSleep(f"{prefix}-nat-sleep", nat_args, opts).start_arn]
         providers = [group.provider_name for group in node_groups.values()]
-        association = cluster.associate(providers, config.end_services(region))
+        association = cluster.associate(providers, services.end_services(region))
         agents = [group.join_cluster(association) for group in node_groups.values()]
         info = self._cluster_info(cluster, network, node_groups)
         factory = TaskFactory(
@@ -143,22 +147,20 @@ class RayCluster(pulumi.ComponentResource):
         after = [association, *agents]
         for task in tasks.values():
             after += task.role_policies
-        services = self._services(cluster, network, discovery, node_groups, tasks, after)
-        refs = {kind: service.ref for kind, service in services.items()}
-        head_group = node_groups["head"].group
+        made = self._services(cluster, network, discovery, node_groups, tasks, after)
+        refs = {kind: service.ref for kind, service in made.items()}
         if self._sleeps:
+            minutes = args.sleep_after_minutes
             sleep_args = HeadSleepArgs(
-                service=refs["head"],
-                group=head_group,
-                after_minutes=args.sleep_after_minutes,
-                start_arns=start_arns,
+                service=refs["head"], group=head_group, after_minutes=minutes, start_arns=start_arns
             )
             HeadSleep(f"{prefix}-head-sleep", sleep_args, opts)
         monitoring_args = MonitoringArgs(
             region=region,
             partition=plan.location.partition,
             services=refs,
-            alerts=args.alerts,
+            alert_email=args.alert_email,
+            monthly_budget_usd=args.monthly_budget_usd,
             sleeping_group=head_group.name if self._sleeps else None,
         )
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
@@ -169,7 +171,7 @@ class RayCluster(pulumi.ComponentResource):
             self.head_instance_id = pulumi.Output.from_input("")
             target = head_group.name.apply(lambda group: commands.instance_of(region, group))
         else:
-            self.head_instance_id = target = node_groups["head"].instance_id(services["head"])
+            self.head_instance_id = target = node_groups["head"].instance_id(made["head"])
         self.cluster_name = cluster.ref.name
         self.image_uri = pulumi.Output.from_input(image_uri)
         self.log_group = cluster.logs.name
@@ -199,18 +201,9 @@ class RayCluster(pulumi.ComponentResource):
         self.wake_command = namespace.apply(lambda name: commands.wake(region, name) if self._sleeps else "")
         self.register_outputs({output: getattr(self, output) for output in RayCluster.__annotations__})
 
-    def _choices(self) -> Choices:
-        plan = self._plan
-        args = ChoicesArgs(
-            name=f"{self._prefix}-ray",
-            zones=plan.location.candidates,
-            identity=config.identity_of(self._args, plan),
-        )
-        return Choices(f"{self._prefix}-choices", args, self._opts)
-
     def _cluster(self, choices: Choices) -> Cluster:
-        config.check_new(choices.cluster_name, self._plan, self._prefix, pulumi.InvokeOptions(parent=self))
-        name = config.check_identity(choices.cluster_name, choices.identity, self._args, self._plan)
+        identity.check_new(choices.cluster_name, self._plan, self._prefix, pulumi.InvokeOptions(parent=self))
+        name = identity.check_identity(choices.cluster_name, choices.identity, self._args, self._plan)
         args = ClusterArgs(
             name=name, log_retention_days=self._args.log_retention_days, kms_key_arn=self._args.kms_key_arn
         )
@@ -219,15 +212,16 @@ class RayCluster(pulumi.ComponentResource):
     def _network(self, choices: Choices) -> Network:
         args, location = self._args, self._plan.location
         zone: pulumi.Input[str] = next(iter(location.worker_zones), "")
-        kept = choices.zone.apply(lambda kept: config.check_zone(args, location, kept))
-        nat_instance = NatInstanceOptions(security=args.security, sleeps=args.sleep_after_minutes > 0)
+        kept = choices.zone.apply(lambda kept: check_zone(args, location, kept))
         network_args = NetworkArgs(
             vpc_cidr=args.vpc_cidr,
             location=location,
             zone=zone or kept,
             nat_zone=kept,
             nat_gateway=args.nat_gateway,
-            nat_instance=nat_instance if args.nat_instance else None,
+            nat_instance=args.nat_instance,
+            sleeps=self._sleeps,
+            security=args.security,
         )
         return Network(f"{self._prefix}-network", network_args, self._opts)
 
@@ -242,7 +236,7 @@ class RayCluster(pulumi.ComponentResource):
         )
         storage = Storage(f"{self._prefix}-storage", storage_args, self._opts)
         if not (args.retain_bucket or args.bucket_name):
-            config.announce_runs(storage.bucket.name, pulumi.InvokeOptions(parent=self))
+            runs.announce_runs(storage.bucket.name, pulumi.InvokeOptions(parent=self))
         return storage
 
     def _image(self, cluster: Cluster, storage: Storage) -> Image:
@@ -281,15 +275,6 @@ class RayCluster(pulumi.ComponentResource):
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)
         return node_groups
 
-    def _nat_sleep(
-        self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]
-    ) -> list[pulumi.Output[str]]:
-        """Policy that starts the NAT instance, if that stops with the head."""
-        if not (network.nat_group and self._sleeps):
-            return []
-        args = NatSleepArgs(cluster=cluster.ref.name, head_group=node_groups["head"].group, nat_group=network.nat_group)
-        return [NatSleep(f"{self._prefix}-nat-sleep", args, self._opts).start_arn]
-
     def _cluster_info(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> ClusterInfo:
         plan = self._plan
         args = ClusterInfoArgs(
@@ -314,7 +299,7 @@ class RayCluster(pulumi.ComponentResource):
         after: list[pulumi.Resource],
     ) -> dict[str, Service]:
         """ECS services by kind, the head's first, and the scaling of the workers' services."""
-        services = {}
+        made = {}
         for kind, node in self._plan.nodes.items():
             scale, name = self._plan.scales.get(kind), kind_in_names(self._prefix, kind)
             # Nodes read the token only when they start, so a new token redeploys all of them.
@@ -330,17 +315,17 @@ class RayCluster(pulumi.ComponentResource):
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.max_count > 0,
                 sleeps=self._sleeps and scale is None,
-                before_update=None if scale else config.start_head(self._plan.location.region),
+                before_update=None if scale else services.start_head(self._plan.location.region),
                 redeploy={cause: value for cause, value in triggers.items() if value},
                 registry_arn=None if scale else discovery.registry_arn,
                 after=after,
             )
-            services[kind] = Service(f"{self._prefix}-ray-{name}", args, self._opts)
+            made[kind] = Service(f"{self._prefix}-ray-{name}", args, self._opts)
             if scale and scale.max_count:
                 scaling_args = NodeScalingArgs(
                     cluster=cluster.ref,
-                    service=services[kind].ref,
-                    head=services["head"].ref,
+                    service=made[kind].ref,
+                    head=made["head"].ref,
                     head_role=tasks["head"].role_name,
                     group=node_groups[kind].group,
                     scale=scale,
@@ -348,7 +333,7 @@ class RayCluster(pulumi.ComponentResource):
                     node=node,
                 )
                 NodeScaling(f"{self._prefix}-{name}-scaling", scaling_args, self._opts)
-        return services
+        return made
 
     def _connection(self, **names: Any) -> pulumi.Output[dict[str, Any]]:
         """Output `connection`: the outputs that `ray-on-ecs` needs, the region, and other names."""

@@ -10,7 +10,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.tags import tags
 from infra.types import Location, SecurityOptions
 
 AUTO_SCALING_ROLE = "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
@@ -36,7 +35,6 @@ def make_role(name: str, trust: policies.Policy, security: SecurityOptions, pare
         permissions_boundary=security.permissions_boundary or None,
         # IAM refuses to delete a role with policies otherwise.
         force_detach_policies=True,
-        tags=tags(name),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 

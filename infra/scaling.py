@@ -8,8 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.metrics import Metric
-from infra.tags import tags
-from infra.types import ServiceRef
+from infra.types import ResourceRef, ServiceRef
 
 # The default of five minutes would delay the next change.
 COOLDOWN_SECONDS = 60
@@ -29,7 +28,6 @@ def scalable_target(
         resource_id=pulumi.Output.concat("service/", service.cluster, "/", service.name),
         min_capacity=fewest,
         max_capacity=most,
-        tags=tags(f"{name}-target"),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 
@@ -52,6 +50,33 @@ def step_policy(
             step_adjustments=steps,
         ),
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[target]),
+    )
+
+
+def group_policy(
+    name: str,
+    group: ResourceRef,
+    capacity: int,
+    *,
+    above: str | None = None,
+    below: str | None = None,
+    opts: pulumi.ResourceOptions,
+) -> aws.autoscaling.Policy:
+    """Policy that sets the capacity of an Auto Scaling group, for a metric between bounds relative to the threshold."""
+    return aws.autoscaling.Policy(
+        f"{name}-policy",
+        autoscaling_group_name=group.name,
+        policy_type="StepScaling",
+        adjustment_type="ExactCapacity",
+        metric_aggregation_type="Maximum",
+        step_adjustments=[
+            {
+                "metric_interval_lower_bound": above,
+                "metric_interval_upper_bound": below,
+                "scaling_adjustment": capacity,
+            }
+        ],
+        opts=opts,
     )
 
 

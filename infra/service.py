@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import SLEEP_TAG, tags
+from infra.tags import SLEEP_TAG
 from infra.types import NetworkRef, ResourceRef, ServiceRef
 
 
@@ -43,14 +43,6 @@ class Service(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Service", name, None, opts)
-        registries = circuit_breaker = None
-        if args.registry_arn is not None:
-            registries = aws.ecs.ServiceServiceRegistriesArgs(registry_arn=args.registry_arn)
-        if args.autoscaled:
-            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances. A
-            # head goes on trying.
-            # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
-            circuit_breaker = aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False)
         service = aws.ecs.Service(
             f"{name}-service",
             cluster=args.cluster.arn,
@@ -59,15 +51,13 @@ class Service(pulumi.ComponentResource):
             # The AWS provider can't plan a change of the strategy without force_new_deployment, and ECS can't delete a
             # capacity provider in use: replacing one takes two steps.
             # https://github.com/hashicorp/terraform-provider-aws/issues/43533
-            capacity_provider_strategies=[
-                aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)
-            ],
-            network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
-                subnets=args.subnets,
-                security_groups=[args.network.tasks_group_id],
-                assign_public_ip=False,
-            ),
-            service_registries=registries,
+            capacity_provider_strategies=[{"capacity_provider": args.capacity_provider, "weight": 1}],
+            network_configuration={
+                "subnets": args.subnets,
+                "security_groups": [args.network.tasks_group_id],
+                "assign_public_ip": False,
+            },
+            service_registries=None if args.registry_arn is None else {"registry_arn": args.registry_arn},
             # A task fills its instance, so the old task must stop before the new one is placed. This also prevents two
             # heads behind one DNS name. ECS requires a maximum above 100 % for zone rebalancing.
             deployment_minimum_healthy_percent=0,
@@ -75,14 +65,17 @@ class Service(pulumi.ComponentResource):
             availability_zone_rebalancing="DISABLED",
             # The image pull takes minutes, and no other resource depends on running tasks.
             wait_for_steady_state=False,
-            deployment_circuit_breaker=circuit_breaker,
+            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances. A
+            # head goes on trying.
+            # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
+            deployment_circuit_breaker={"enable": True, "rollback": False} if args.autoscaled else None,
             # After the circuit breaker has fired, ECS starts tasks again only with a new deployment.
             force_new_deployment=True if args.redeploy else None,
             triggers=args.redeploy or None,
             # ECS otherwise refuses to delete a service whose desired count is above 0.
             force_delete=True,
             propagate_tags="SERVICE",
-            tags={**tags(f"{name}-service"), **({SLEEP_TAG: "true"} if args.sleeps else {})},
+            tags={SLEEP_TAG: "true"} if args.sleeps else None,
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # ECS refuses a service without the association. A service that outlives the network, its roles or its

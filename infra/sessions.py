@@ -14,7 +14,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import commands
-from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,6 @@ class Sessions(pulumi.ComponentResource):
             document_type="Session",
             document_format="JSON",
             content=json.dumps(content),
-            tags=tags(f"{self._name}-{kind}"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return document.name

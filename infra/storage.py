@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.tags import tags
 from infra.types import ResourceRef
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
@@ -42,18 +42,20 @@ class Storage(pulumi.ComponentResource):
             return
         # The bucket's settings are retained with it: without its policy it would accept plain HTTP.
         child_opts = pulumi.ResourceOptions(parent=self, retain_on_delete=args.retain)
-        bucket = aws.s3.Bucket(
-            f"{name}-bucket",
-            force_destroy=not args.retain,
-            tags=tags(f"{name}-bucket"),
-            opts=child_opts,
-        )
+        bucket = aws.s3.Bucket(f"{name}-bucket", force_destroy=not args.retain, opts=child_opts)
         self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)
         self._keep_private(name, child_opts)
         self._encrypt(name, args.kms_key_arn, child_opts)
         # The rule for noncurrent versions takes effect only on a bucket whose versioning is already enabled.
-        versioning = [self._keep_versions(name, child_opts)] if args.version_days else []
-        after = pulumi.ResourceOptions(depends_on=versioning)
+        after = pulumi.ResourceOptions()
+        if args.version_days:
+            versions = aws.s3.BucketVersioning(
+                f"{name}-versions",
+                bucket=self.bucket.name,
+                versioning_configuration={"status": "Enabled"},
+                opts=child_opts,
+            )
+            after = pulumi.ResourceOptions(depends_on=[versions])
         self._expire(name, args.version_days, pulumi.ResourceOptions.merge(child_opts, after))
         self.register_outputs({"bucket_name": self.bucket.name})
 
@@ -70,7 +72,7 @@ class Storage(pulumi.ComponentResource):
         aws.s3.BucketOwnershipControls(
             f"{name}-ownership",
             bucket=self.bucket.name,
-            rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
+            rule={"object_ownership": "BucketOwnerEnforced"},
             opts=opts,
         )
         aws.s3.BucketPolicy(
@@ -87,25 +89,19 @@ class Storage(pulumi.ComponentResource):
         A Bucket Key avoids a KMS request for each object.
         https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
         """
-        by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
-            sse_algorithm="aws:kms" if kms_key_arn else "AES256", kms_master_key_id=kms_key_arn or None
-        )
+        by_default: Any = {
+            "sse_algorithm": "aws:kms" if kms_key_arn else "AES256",
+            "kms_master_key_id": kms_key_arn or None,
+        }
         aws.s3.BucketServerSideEncryptionConfiguration(
             f"{name}-encryption",
             bucket=self.bucket.name,
             rules=[
-                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
-                    apply_server_side_encryption_by_default=by_default, bucket_key_enabled=bool(kms_key_arn) or None
-                )
+                {
+                    "apply_server_side_encryption_by_default": by_default,
+                    "bucket_key_enabled": bool(kms_key_arn) or None,
+                }
             ],
-            opts=opts,
-        )
-
-    def _keep_versions(self, name: str, opts: pulumi.ResourceOptions) -> aws.s3.BucketVersioning:
-        return aws.s3.BucketVersioning(
-            f"{name}-versions",
-            bucket=self.bucket.name,
-            versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
             opts=opts,
         )
 
@@ -115,38 +111,24 @@ class Storage(pulumi.ComponentResource):
         The latter also apply without versioning: versions may remain from a time when `version_days` was set. The head
         writes its state every ten seconds, so its versions stay for a day.
         """
-        after = aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
-            days_after_initiation=UNFINISHED_UPLOAD_DAYS
-        )
-        old = aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-            noncurrent_days=max(version_days, 1)
-        )
-        marker = aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True)
-        of_state = aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(noncurrent_days=1)
-        everything = aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix="")
+        old = {"noncurrent_days": max(version_days, 1)}
+        marker = {"expired_object_delete_marker": True}
+        everything: Any = {"status": "Enabled", "filter": {"prefix": ""}}
+        rules: list[Any] = [
+            {
+                "id": "expire-unfinished-uploads",
+                "abort_incomplete_multipart_upload": {"days_after_initiation": UNFINISHED_UPLOAD_DAYS},
+            },
+            {"id": "expire-old-versions", "noncurrent_version_expiration": old, "expiration": marker},
+            {
+                "id": "expire-old-versions-of-clusters",
+                "filter": {"prefix": f"{CLUSTERS_PREFIX}/"},
+                "noncurrent_version_expiration": {"noncurrent_days": 1},
+            },
+        ]
         aws.s3.BucketLifecycleConfiguration(
             f"{name}-lifecycle",
             bucket=self.bucket.name,
-            rules=[
-                aws.s3.BucketLifecycleConfigurationRuleArgs(
-                    id="expire-unfinished-uploads",
-                    status="Enabled",
-                    filter=everything,
-                    abort_incomplete_multipart_upload=after,
-                ),
-                aws.s3.BucketLifecycleConfigurationRuleArgs(
-                    id="expire-old-versions",
-                    status="Enabled",
-                    filter=everything,
-                    noncurrent_version_expiration=old,
-                    expiration=marker,
-                ),
-                aws.s3.BucketLifecycleConfigurationRuleArgs(
-                    id="expire-old-versions-of-clusters",
-                    status="Enabled",
-                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{CLUSTERS_PREFIX}/"),
-                    noncurrent_version_expiration=of_state,
-                ),
-            ],
+            rules=[{**everything, **rule} for rule in rules],
             opts=opts,
         )

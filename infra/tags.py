@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pulumi
+import pulumi_aws as aws
 
 # IAM's limit of 64 characters, minus the longest suffix of a role ("-worker-task-execution") and Pulumi's ("-1a2b3c4").
 # The limit of 63 for buckets and DNS labels leaves more.
@@ -72,33 +73,40 @@ def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
 def add_tags(
     company: Mapping[str, pulumi.Input[str]], defaults: Mapping[str, str]
 ) -> Callable[[pulumi.ResourceTransformArgs], pulumi.ResourceTransformResult | None]:
-    """Transform that adds the stack's tags (`company`) to all taggable resources of a component.
+    """Transform that tags all taggable resources of a component: with `tags`, and the user's tags (`company`).
 
-    `defaults`, the AWS provider's default tags, are added where the provider doesn't: to Auto Scaling groups and the
-    tag specifications of launch templates. Pulumi's engine runs the transform, also on children of awsx components, and
-    passes properties by their schema names.
+    `defaults`, the AWS provider's default tags, are added where the provider doesn't: to Auto Scaling groups, and to
+    what launch templates launch, which causes the cost. Pulumi's engine runs the transform, also on children of awsx
+    components, and passes properties by their schema names.
     """
+
+    def of_group(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        # The launch template tags the instances.
+        return [{"key": key, "value": value, "propagateAtLaunch": False} for key, value in values.items()]
 
     def add(args: pulumi.ResourceTransformArgs) -> pulumi.ResourceTransformResult | None:
         props: dict[str, Any] = dict(args.props)
         if args.type_ == "aws:autoscaling/group:Group":
-            present = {tag["key"].lower() for tag in props["tags"]}
-            tags = [
-                {"key": key, "value": value, "propagateAtLaunch": False}
-                for key, value in {**defaults, **company}.items()
-                if key.lower() not in present
-            ]
-            changed = {"tags": [*props["tags"], *tags]}
+            own = [*of_group(tags(args.name)), *(props.get("tags") or ())]
+            present = {tag["key"].lower() for tag in own}
+            more = {key: value for key, value in {**defaults, **company}.items() if key.lower() not in present}
+            props["tags"] = [*own, *of_group(more)]
         elif args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":
-            launched = [
-                {**specification, "tags": {**defaults, **company, **specification["tags"]}}
-                for specification in props["tagSpecifications"]
+            name = args.name.removesuffix("-template")
+            props["tagSpecifications"] = [
+                {"resourceType": kind, "tags": {**defaults, **company, **tags(f"{name}-{kind}")}}
+                for kind in ("instance", "volume", "network-interface")
             ]
-            changed = {"tagSpecifications": launched}
-        elif isinstance(props.get("tags"), dict) and company:
-            changed = {"tags": {**company, **props["tags"]}}
+        elif _takes_tags(args.type_):
+            props["tags"] = {**company, **tags(args.name), **(props.get("tags") or {})}
         else:
             return None
-        return pulumi.ResourceTransformResult({**props, **changed}, args.opts)
+        return pulumi.ResourceTransformResult(props, args.opts)
 
     return add
+
+
+def _takes_tags(resource_type: str) -> bool:
+    """True if the AWS provider's class of a type, e.g. aws:iam/role:Role, has tags."""
+    package, module, name = resource_type.split(":")
+    return package == "aws" and hasattr(getattr(getattr(aws, module.partition("/")[0], None), name, None), "tags")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -12,7 +13,6 @@ from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
 from infra.roles import attach_policies, make_role
-from infra.tags import tags
 from infra.types import SecurityOptions
 
 
@@ -58,14 +58,11 @@ class TaskDefinition(pulumi.ComponentResource):
             network_mode="awsvpc",
             cpu=str(args.size.cpu_units),
             memory=str(args.size.memory_mib),
-            runtime_platform=aws.ecs.TaskDefinitionRuntimePlatformArgs(
-                cpu_architecture="X86_64", operating_system_family="LINUX"
-            ),
+            runtime_platform={"cpu_architecture": "X86_64", "operating_system_family": "LINUX"},
             execution_role_arn=execution_role.arn,
             task_role_arn=task_role.arn,
             container_definitions=args.container,
             volumes=_volumes(args),
-            tags=tags(f"{name}-definition"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.definition_arn = definition.arn
@@ -84,17 +81,15 @@ class TaskDefinition(pulumi.ComponentResource):
         return role, inline
 
 
-def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
+def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgsDict]:
     """Task-scoped volumes, the host directory with the instance's description, and the state shared between tasks.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
     """
-    volumes = [aws.ecs.TaskDefinitionVolumeArgs(name=volume) for volume in TASK_VOLUMES]
+    volumes: list[aws.ecs.TaskDefinitionVolumeArgsDict] = [{"name": volume} for volume in TASK_VOLUMES]
     if args.instance_volume:
-        volumes.append(aws.ecs.TaskDefinitionVolumeArgs(name=args.instance_volume, host_path=INSTANCE_DIR))
+        volumes.append({"name": args.instance_volume, "host_path": INSTANCE_DIR})
     if args.state_volume:
-        shared = aws.ecs.TaskDefinitionVolumeDockerVolumeConfigurationArgs(
-            scope="shared", autoprovision=True, driver="local"
-        )
-        volumes.append(aws.ecs.TaskDefinitionVolumeArgs(name=args.state_volume, docker_volume_configuration=shared))
+        shared: Any = {"scope": "shared", "autoprovision": True, "driver": "local"}
+        volumes.append({"name": args.state_volume, "docker_volume_configuration": shared})
     return volumes

@@ -96,14 +96,11 @@ class TaskFactory:
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
     ) -> TaskDefinitionArgs:
-        location = self.location
         return TaskDefinitionArgs(
             family=pulumi.Output.concat(self.cluster.name, "-", kind),
             container=container,
             size=size,
-            task_trust=policies.assumed_by_tasks(
-                partition=location.partition, region=location.region, account=location.account
-            ),
+            task_trust=policies.assumed_for("ecs-tasks.amazonaws.com", self.location.arn("ecs", "*")),
             # Without a condition: AWS documents aws:SourceAccount only for task roles.
             execution_trust=policies.assumed_by("ecs-tasks.amazonaws.com"),
             execution_policy=self._execution_policy(),
@@ -139,14 +136,12 @@ class TaskFactory:
 
     def _task_policy(self, *, writes_secrets: bool = False, **grants: pulumi.Input[str | None]) -> pulumi.Output[str]:
         location = self.location
-        tasks = f"arn:{location.partition}:ecs:{location.region}:{location.account}:task/"
-        tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
-        parameters = f"arn:{location.partition}:ssm:{location.region}:{location.account}:parameter"
+        tasks_arn = pulumi.Output.concat(location.arn("ecs", "task/"), self.cluster.name, "/*")
         inputs = pulumi.Output.all(
             bucket_arn=self.bucket.arn,
             tasks_arn=tasks_arn,
             data_buckets=list(self.data_buckets),
-            secrets_arn=pulumi.Output.concat(parameters, self._secrets_prefix, "/*"),
+            secrets_arn=pulumi.Output.concat(location.arn("ssm", "parameter"), self._secrets_prefix, "/*"),
             job_secrets=list(self.job_secrets),
             kms_key_arn=self.security.kms_key_arn,
             **grants,

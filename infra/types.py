@@ -37,11 +37,23 @@ class ExistingNetwork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Location:
-    """Account, region, availability zones and network.
+class Caller:
+    """Account, region and partition (e.g. aws-us-gov) of the AWS provider."""
+
+    account: str
+    region: str
+    partition: str
+
+    def arn(self, service: str, resource: str) -> str:
+        """ARN of a resource of this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location(Caller):
+    """Availability zones and network of a cluster.
 
     Attributes:
-        partition: AWS partition of ARNs, e.g. aws-us-gov.
         zones: Zones with subnets.
         worker_zones: Zones of the default pool in order of preference, of which the first is the zone of the head and
             of pools without zones; empty if the state keeps the zone.
@@ -52,9 +64,6 @@ class Location:
         endpoints: Names of the endpoint services by AWS service, for a VPC without a NAT gateway.
     """
 
-    partition: str
-    account: str
-    region: str
     zones: tuple[str, ...]
     worker_zones: tuple[str, ...] = ()
     suitable: tuple[str, ...] = ()
@@ -136,29 +145,13 @@ class NodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityOptions:
-    """IAM and KMS settings that all components share.
-
-    Attributes:
-        permissions_boundary: ARN of the permissions boundary of all roles, or empty.
-        role_path: IAM path of all roles.
-        kms_key_arn: ARN of the customer managed key for stored data, or empty for AWS keys.
-        task_policy_arns: ARNs of managed policies for all task roles.
-        instance_policy_arns: ARNs of managed policies for all instance roles.
-    """
+    """IAM and KMS settings that all components share; infra/config/args.py describes them."""
 
     permissions_boundary: pulumi.Input[str] = ""
     role_path: str = "/"
     kms_key_arn: pulumi.Input[str] = ""
     task_policy_arns: Sequence[pulumi.Input[str]] = ()
     instance_policy_arns: Sequence[pulumi.Input[str]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class NatInstanceOptions:
-    """NAT instance in place of the NAT gateway; it `sleeps` if it is started and stopped with the head."""
-
-    security: SecurityOptions
-    sleeps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +171,6 @@ class Scale:
     max_count: int
     default_job_count: int
     idle_minutes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alerts:
-    """Email address for alarms and budget alerts, or empty, and the account's monthly budget."""
-
-    email: str
-    monthly_usd: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
@@ -12,8 +12,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.addresses import private_block, public_block
 from infra.nat_instance import NatInstance, NatInstanceArgs
-from infra.tags import tags
-from infra.types import Location, NatInstanceOptions, ResourceRef, in_zone
+from infra.types import Location, ResourceRef, SecurityOptions, in_zone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +21,18 @@ class VpcArgs:
 
     Attributes:
         location: All its zones have a subnet, which is free, and lets workers move to another zone.
-        nat_zone: Zone of the NAT gateway or instance, which can't move.
-        nat_instance: Options of a NAT instance in place of the gateway.
-        s3_policy: Policy of the S3 endpoint.
+        nat_zone: Zone of the NAT gateway or instance, which stays where it is when the head moves.
+        nat_instance: True for a NAT instance in place of the gateway.
+        sleeps: True if it is started and stopped with the head.
     """
 
-    cidr: str
+    vpc_cidr: str
     location: Location
-    nat_zone: pulumi.Input[str]
-    nat_gateway: bool
-    nat_instance: NatInstanceOptions | None = None
-    s3_policy: policies.Policy
+    nat_zone: pulumi.Input[str] = ""
+    nat_gateway: bool = True
+    nat_instance: bool = False
+    sleeps: bool = False
+    security: SecurityOptions = field(default_factory=SecurityOptions)
 
 
 class Vpc(pulumi.ComponentResource):
@@ -47,18 +47,17 @@ class Vpc(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         vpc = aws.ec2.Vpc(
             f"{name}-main",
-            cidr_block=args.cidr,
+            cidr_block=args.vpc_cidr,
             # Private DNS namespaces require both attributes, and EC2 leaves host names off by default.
             # https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
             enable_dns_hostnames=True,
             enable_dns_support=True,
-            tags=tags(f"{name}-main"),
             opts=self._child,
         )
         self.vpc_id = vpc.id
         private = self._route_table(f"{name}-private")
         self.subnets = {
-            zone: self._subnet(f"{name}-private-{zone}", zone, private_block(args.cidr, zone), private)
+            zone: self._subnet(f"{name}-private-{zone}", zone, private_block(args.vpc_cidr, zone), private)
             for zone in args.location.zones
         }
         if args.nat_gateway:
@@ -66,13 +65,11 @@ class Vpc(pulumi.ComponentResource):
         self._s3_endpoint(name, args, private)
         # Every VPC has a default security group that admits itself; managed without rules, it admits no traffic.
         # https://docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
-        aws.ec2.DefaultSecurityGroup(
-            f"{name}-default-group", vpc_id=self.vpc_id, tags=tags(f"{name}-default-group"), opts=self._child
-        )
+        aws.ec2.DefaultSecurityGroup(f"{name}-default-group", vpc_id=self.vpc_id, opts=self._child)
         self.register_outputs({"vpc_id": self.vpc_id})
 
     def _route_table(self, name: str) -> aws.ec2.RouteTable:
-        return aws.ec2.RouteTable(f"{name}-routes", vpc_id=self.vpc_id, tags=tags(f"{name}-routes"), opts=self._child)
+        return aws.ec2.RouteTable(f"{name}-routes", vpc_id=self.vpc_id, opts=self._child)
 
     def _subnet(self, name: str, zone: pulumi.Input[str], cidr: str, routes: aws.ec2.RouteTable) -> pulumi.Output[str]:
         subnet = aws.ec2.Subnet(
@@ -80,7 +77,6 @@ class Vpc(pulumi.ComponentResource):
             vpc_id=self.vpc_id,
             cidr_block=cidr,
             availability_zone=zone,
-            tags=tags(f"{name}-subnet"),
             opts=self._child,
         )
         aws.ec2.RouteTableAssociation(
@@ -90,26 +86,39 @@ class Vpc(pulumi.ComponentResource):
 
     def _lead_to_internet(self, name: str, args: VpcArgs, private: aws.ec2.RouteTable) -> None:
         """One NAT gateway or instance: one for each zone would cost more than the traffic between zones."""
-        gateway = aws.ec2.InternetGateway(
-            f"{name}-internet", vpc_id=self.vpc_id, tags=tags(f"{name}-internet"), opts=self._child
-        )
+        internet = aws.ec2.InternetGateway(f"{name}-internet", vpc_id=self.vpc_id, opts=self._child)
         public = self._route_table(f"{name}-public")
-        subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.cidr), public)
+        subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.vpc_cidr), public)
         out = aws.ec2.Route(
             f"{name}-public-route",
             route_table_id=public.id,
             destination_cidr_block="0.0.0.0/0",
-            gateway_id=gateway.id,
+            gateway_id=internet.id,
             opts=self._child,
         )
         opts = self._child
         if args.nat_instance:
-            nat = self._nat_instance(name, args, args.nat_instance, subnet_id, out)
+            nat_args = NatInstanceArgs(
+                vpc_id=self.vpc_id,
+                cidr=args.vpc_cidr,
+                location=args.location,
+                zone=args.nat_zone,
+                public_subnet_id=subnet_id,
+                private_subnet_id=in_zone(self.subnets, args.nat_zone),
+                internet=out,
+                sleeps=args.sleeps,
+                security=args.security,
+            )
+            nat = NatInstance(f"{name}-nat", nat_args, self._child)
             self.nat_group, target = nat.group, {"network_interface_id": nat.interface_id}
             # A change from the NAT gateway keeps it until the instance runs.
             opts = pulumi.ResourceOptions(parent=self, depends_on=[nat])
         else:
-            target = {"nat_gateway_id": self._nat_gateway(name, subnet_id, out).id}
+            # EC2 detaches an internet gateway only from a VPC without public addresses.
+            after = pulumi.ResourceOptions(parent=self, depends_on=[out])
+            address = aws.ec2.Eip(f"{name}-address", domain="vpc", opts=after)
+            gateway = aws.ec2.NatGateway(f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, opts=after)
+            target = {"nat_gateway_id": gateway.id}
         aws.ec2.Route(
             f"{name}-private-route",
             route_table_id=private.id,
@@ -118,43 +127,17 @@ class Vpc(pulumi.ComponentResource):
             opts=opts,
         )
 
-    def _nat_gateway(self, name: str, subnet_id: pulumi.Output[str], out: pulumi.Resource) -> aws.ec2.NatGateway:
-        # EC2 detaches an internet gateway only from a VPC without public addresses.
-        after = pulumi.ResourceOptions(parent=self, depends_on=[out])
-        address = aws.ec2.Eip(f"{name}-address", domain="vpc", tags=tags(f"{name}-address"), opts=after)
-        return aws.ec2.NatGateway(
-            f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, tags=tags(f"{name}-nat"), opts=after
-        )
-
-    def _nat_instance(
-        self,
-        name: str,
-        args: VpcArgs,
-        options: NatInstanceOptions,
-        subnet_id: pulumi.Output[str],
-        out: pulumi.Resource,
-    ) -> NatInstance:
-        nat_args = NatInstanceArgs(
-            vpc_id=self.vpc_id,
-            cidr=args.cidr,
-            location=args.location,
-            zone=args.nat_zone,
-            public_subnet_id=subnet_id,
-            private_subnet_id=in_zone(self.subnets, args.nat_zone),
-            internet=out,
-            options=options,
-        )
-        return NatInstance(f"{name}-nat", nat_args, self._child)
-
     def _s3_endpoint(self, name: str, args: VpcArgs, routes: aws.ec2.RouteTable) -> None:
         """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte."""
+        # With internet access a restriction would block only the public buckets of this region. The open policy is
+        # explicit, since the AWS provider does not remove a policy that the program drops.
+        policy = policies.open_endpoint() if args.nat_gateway else policies.s3_endpoint(args.location)
         aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=self.vpc_id,
             service_name=f"com.amazonaws.{args.location.region}.s3",
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
-            policy=json.dumps(args.s3_policy),
-            tags=tags(f"{name}-s3"),
+            policy=json.dumps(policy),
             opts=self._child,
         )

@@ -9,7 +9,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from infra.definitions.policies import LOOK_AT_CLUSTER, LOOK_AT_GROUPS, LOOK_AT_INSTANCE, SESSION_MANAGER, SPOT_PRICES
+
 Context = Mapping[str, str]
+# Actions without resource-level permissions, and the reason why each is acceptable.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/
+WILDCARD_ACTIONS = {
+    "ecr:GetAuthorizationToken": "the token is for the whole registry; pull and push are restricted to a repository",
+    "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
+    SPOT_PRICES: "spot prices are public and have no resource",
+    **dict.fromkeys(
+        (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
+    ),
+    **dict.fromkeys(SESSION_MANAGER, "Session Manager has no resources; an agent answers only for its instance"),
+    **dict.fromkeys(LOOK_AT_CLUSTER, "read-only; a condition restricts the cluster"),
+    "ecs:DiscoverPollEndpoint": "returns the address of ECS, reads and changes nothing",
+}
 
 
 def as_list(value: str | list[str]) -> list[str]:

@@ -19,7 +19,6 @@ from infra.definitions.policies import (
     LOOK_AT_INSTANCE,
     SESSION_MANAGER,
     SPOT_PRICES,
-    WILDCARD_ACTIONS,
 )
 from infra.errors import SettingError
 from infra.tags import SLEEP_TAG
@@ -29,6 +28,7 @@ from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
 from ray_on_ecs.node import metrics
 from ray_on_ecs.node.demand import Need
+from tests.iam import WILDCARD_ACTIONS
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,
@@ -289,14 +289,17 @@ def test_taggable_resources_have_tags(everything: Cloud) -> None:
         if not (takes_tags(resource.type) or "tags" in resource.inputs):
             continue
         if resource.type == "aws:ec2/launchTemplate:LaunchTemplate":
-            for launched in resource.inputs["tagSpecifications"]:
-                assert wanted.items() <= launched["tags"].items()
+            launched = {entry["resourceType"]: entry["tags"] for entry in resource.inputs["tagSpecifications"]}
+            assert launched.keys() == {"instance", "volume", "network-interface"}
+            for kind, tags in launched.items():
+                assert {**wanted, "Name": f"dev-{resource.name.removesuffix('template')}{kind}"} == tags
             continue
         tags = resource.inputs.get("tags")
         assert tags, f"{name} has no tags"
         if isinstance(tags, list):
+            assert [tag["key"] for tag in tags if tag["propagateAtLaunch"]] == ["AmazonECSManaged"]
             tags = {tag["key"]: tag["value"] for tag in tags}
-        assert wanted.items() <= tags.items(), f"missing tags of {name}"
+        assert {**wanted, "Name": f"dev-{resource.name}"}.items() <= tags.items(), f"missing tags of {name}"
         checked.add(resource.type)
     assert {"aws:ecs/cluster:Cluster", "aws:ecs/service:Service", "aws:iam/role:Role"} <= checked
 

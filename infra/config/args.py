@@ -26,7 +26,7 @@ from infra.config.worker_pool import (
     pools_from_object,
 )
 from infra.errors import AS_WRITTEN, Refusal, SettingError
-from infra.types import Alerts, Scale, SecurityOptions
+from infra.types import Scale, SecurityOptions
 from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, key_of
 
 # Namespaces of keys that belong to providers and to Pulumi instead of a project.
@@ -138,11 +138,7 @@ class RayClusterArgs:
     """ARN of a customer managed KMS key for bucket, disks, logs, secrets and repository; by default AWS keys."""
 
     def __post_init__(self) -> None:
-        """Check the type and the rule of each field, then the combinations of several.
-
-        Raises:
-            SettingError: A value is invalid, or an Output that must be known while Pulumi plans.
-        """
+        """Check the type and the rule of each field, then the combinations of several."""
         AS_WRITTEN.set(self.as_written)
         for name, default in defaults().items():
             value = getattr(self, name)
@@ -171,12 +167,7 @@ class RayClusterArgs:
 
     @classmethod
     def from_config(cls) -> "RayClusterArgs":
-        """Read the stack's configuration; an unset key has its default.
-
-        Raises:
-            SettingError: A value is invalid.
-            Refusal: The configuration has an unknown key, or a secret.
-        """
+        """Read the stack's configuration; an unset key has its default, an unknown one and a secret are refused."""
         AS_WRITTEN.set(_CamelCase.as_written)
         _check_keys()
         values = {name: _read(name, default) for name, default in defaults().items()}
@@ -199,18 +190,7 @@ class RayClusterArgs:
     @property
     def security(self) -> SecurityOptions:
         """IAM and KMS settings that all components share."""
-        return SecurityOptions(
-            permissions_boundary=self.permissions_boundary,
-            role_path=self.role_path,
-            kms_key_arn=self.kms_key_arn,
-            task_policy_arns=self.task_policy_arns,
-            instance_policy_arns=self.instance_policy_arns,
-        )
-
-    @property
-    def alerts(self) -> Alerts:
-        """Recipient of alarms and the budget."""
-        return Alerts(email=self.alert_email, monthly_usd=self.monthly_budget_usd)
+        return SecurityOptions(**{item.name: getattr(self, item.name) for item in fields(SecurityOptions)})
 
 
 class _CamelCase(RayClusterArgs):
@@ -220,13 +200,10 @@ class _CamelCase(RayClusterArgs):
     def as_written(text: str) -> str:
         # A name within a value, such as an image's, belongs to the value.
         before, names = r"(?<![\w/.:@'-])", "|".join([*defaults(), *pool_defaults()])
-        of_pools = re.sub(rf"{before}worker_pools(\.[a-z0-9-]+)(\.\w+)?", _key_of_pool, text)
+        pool = rf"{before}worker_pools(\.[a-z0-9-]+)(\.\w+)?"
+        of_pools = re.sub(pool, lambda path: f"workerPools{path[1]}{key_of(path[2] or '')}", text)
         in_keys = re.sub(rf"{before}({names})(?![\w/@'-]|[.:]\w)", lambda name: key_of(name[0]), of_pools)
         return re.sub(r"(?<![\w'/:])(True|False)(?![\w'])", lambda word: word[0].lower(), in_keys)
-
-
-def _key_of_pool(path: re.Match[str]) -> str:
-    return f"workerPools{path[1]}{key_of(path[2] or '')}"
 
 
 class _Configured(_CamelCase):
@@ -258,9 +235,6 @@ def _check_keys() -> None:
     """Refuse unknown keys and known keys of another project, both of which Pulumi ignores silently, and secrets.
 
     Values are left out of the messages, since they may be secrets.
-
-    Raises:
-        Refusal: The configuration has such a key.
     """
     project, keys = pulumi.get_project(), [key_of(name) for name in defaults()]
     secrets = pulumi.runtime.config.get_config_secret_keys_env()

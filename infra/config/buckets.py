@@ -40,17 +40,13 @@ def get(name: str, opts: pulumi.InvokeOptions | None) -> Any:
         raise
 
 
-def facts(name: str, region: str, account: str, requests: Sequence[str], opts: pulumi.InvokeOptions | None) -> Facts:
-    """Facts about a bucket."""
-    return Facts(name, client("s3", region), account, requests)
-
-
 class Facts:
     """Facts that the AWS provider has no data source for, from requests to S3, which may refuse them."""
 
-    def __init__(self, name: str, client: Any, account: str, requests: Sequence[str]) -> None:
+    def __init__(self, name: str, region: str, account: str, requests: Sequence[str], opts: Any = None) -> None:
         """Start the requests, which are names of a client's methods."""
-        calls = {request: partial(getattr(client, request), Bucket=name) for request in requests}
+        s3 = client("s3", region)
+        calls = {request: partial(getattr(s3, request), Bucket=name) for request in requests}
         if "head_bucket" in calls:
             calls["of_account"] = partial(calls["head_bucket"], ExpectedBucketOwner=account)
         self._asked = dict(zip(calls, in_threads(*calls.values()), strict=True))
@@ -70,13 +66,15 @@ class Facts:
     def versions_expire(self) -> bool:
         """False if noncurrent versions of runs stay for ever."""
         versioning = self._answer("get_bucket_versioning") or {}
-        rules = self._rules
-        return versioning.get("Status") != "Enabled" or rules is None or any(_expires_versions(each) for each in rules)
+        if versioning.get("Status") != "Enabled" or self._rules is None:
+            return True
+        of_all = [rule for rule, prefix in self._of_runs() if f"{RUNS_PREFIX}/".startswith(prefix)]
+        return any("NoncurrentVersionExpiration" in rule for rule in of_all)
 
     @property
     def expiration(self) -> str:
         """Age or date at which a lifecycle rule deletes runs, or empty."""
-        for rule in self._of_runs():
+        for rule, _ in self._of_runs():
             after = rule.get("Expiration", {})
             if "Days" in after:
                 return f"after {after['Days']} days"
@@ -87,7 +85,7 @@ class Facts:
     @property
     def archive(self) -> str:
         """Storage class of ARCHIVES to which a lifecycle rule moves runs, or empty."""
-        moves = [move["StorageClass"] for rule in self._of_runs() for move in rule.get("Transitions", ())]
+        moves = [move["StorageClass"] for rule, _ in self._of_runs() for move in rule.get("Transitions", ())]
         return next((name for name in moves if name in ARCHIVES), "")
 
     @property
@@ -115,18 +113,12 @@ class Facts:
         answer = self._answer("get_bucket_lifecycle_configuration")
         return None if answer is None else [rule for rule in answer.get("Rules", []) if rule["Status"] == "Enabled"]
 
-    def _of_runs(self) -> Iterator[Any]:
-        """Lifecycle rules for some objects of runs, which have no tags."""
+    def _of_runs(self) -> Iterator[tuple[Any, str]]:
+        """Lifecycle rules for some objects of runs, which have no tags, and their prefixes."""
         for rule in self._rules or ():
             prefix, has_tags = _filter(rule)
             if not has_tags and (prefix.startswith(f"{RUNS_PREFIX}/") or f"{RUNS_PREFIX}/".startswith(prefix)):
-                yield rule
-
-
-def _expires_versions(rule: Any) -> bool:
-    """True for a lifecycle rule that ends the noncurrent versions of all runs."""
-    prefix, has_tags = _filter(rule)
-    return "NoncurrentVersionExpiration" in rule and f"{RUNS_PREFIX}/".startswith(prefix) and not has_tags
+                yield rule, prefix
 
 
 def _filter(rule: Any) -> tuple[str, bool]:

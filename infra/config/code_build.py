@@ -8,17 +8,7 @@ import time
 from functools import cache
 from typing import Any
 
-from botocore import xform_name
-from botocore.exceptions import (
-    ClientError,
-    ConnectionError,
-    CredentialRetrievalError,
-    EndpointProviderError,
-    HTTPClientError,
-    MissingDependencyException,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
+from botocore import exceptions, xform_name
 from botocore.parsers import ResponseParserError
 
 from infra.config.clients import ERRORS, client
@@ -28,7 +18,7 @@ from infra.types import Location
 POLL_SECONDS = 5
 # For as long a call that fails for a passing reason is repeated: shorter than the 5 minutes of a build's token.
 PATIENCE_SECONDS = 240
-UNREACHABLE = (ConnectionError, HTTPClientError, ResponseParserError)
+UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, ResponseParserError)
 # Parts of error codes: of errors that pass, and of credentials that have ended or that AWS does not know.
 # https://docs.aws.amazon.com/IAM/latest/APIReference/CommonErrors.html
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
@@ -39,7 +29,7 @@ PASSING += ("ConditionalRequestConflict", "PriorRequestNotComplete", "Transactio
 CREDENTIALS = ("Expired", "ClientTokenId", "UnrecognizedClient", "AccessKeyId", "InvalidToken", "AuthenticationToken")
 CREDENTIALS += ("Signature", "TimeTooSkewed", "TokenRefreshRequired", "AuthFailure", "InvalidSecurity")
 # Errors of this machine's configuration, with those whose class is named so: botocore has no base class for them.
-CONFIGURATION = (EndpointProviderError, PartialCredentialsError, OSError, ValueError)
+CONFIGURATION = (exceptions.EndpointProviderError, exceptions.PartialCredentialsError, OSError, ValueError)
 ABSENT = ("RepositoryNotFoundException", "ResourceNotFoundException", "NoSuchBucket")
 ROLE = "sts:AssumeRole"
 RESTORE = "`pulumi up --refresh --run-program` restores"
@@ -54,13 +44,7 @@ async def check(location: Location, project: str, *, needs_rights: bool = True) 
     The right to start a build can't be tried without one, and Service Quotas shows builds that a new account may not
     run.
 
-    Args:
-        location: Place of the stack.
-        project: Name of CodeBuild's project, which may not exist yet.
-        needs_rights: False if it is a warning that the caller may not read the project.
-
-    Raises:
-        Refusal: The credentials are of another account, or AWS refuses them.
+    CodeBuild may not know the `project` yet. Without `needs_rights`, a caller who may not read it is warned.
     """
     action = "sts:GetCallerIdentity"
     try:
@@ -70,13 +54,13 @@ async def check(location: Location, project: str, *, needs_rights: bool = True) 
             await call(action, location.region, names=[project])
             return
     except ERRORS as error:
-        if not _may_pass(error):
-            refusal = _refusal(action, error)
-            if needs_rights or action.startswith("sts:") or not _is_denied(action, error):
-                raise refusal from error
+        refusal = _refusal(action, error)
+        if _may_pass(error):
+            warn(f"image: CodeBuild could not be checked ({action}: {error_reason(error)}); continuing")
+        elif needs_rights or action.startswith("sts:") or not _is_denied(action, error):
+            raise refusal from error
+        else:
             warn(f"{refusal} (these credentials could not build a changed image)")
-            return
-        warn(f"image: CodeBuild could not be checked ({action}: {error_reason(error)}); continuing")
         return
     raise Refusal(
         "image",
@@ -94,11 +78,7 @@ async def ask(
     is_under_way: bool = False,
     **arguments: Any,
 ) -> Any:
-    """AWS's answer, None for the error `absent`; what may pass is asked again. A build may be under way meanwhile.
-
-    Raises:
-        Refusal: AWS refuses, or does not answer in time.
-    """
+    """AWS's answer, None for the error `absent`; what may pass is asked again. A build may be under way meanwhile."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -126,12 +106,12 @@ def _client(service: str, region: str) -> Any:
 
 
 def _code(error: Exception) -> str:
-    return error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
+    return error.response.get("Error", {}).get("Code", "") if isinstance(error, exceptions.ClientError) else ""
 
 
 def _may_pass(error: Exception) -> bool:
-    if not isinstance(error, ClientError):
-        return isinstance(error, (*UNREACHABLE, CredentialRetrievalError))
+    if not isinstance(error, exceptions.ClientError):
+        return isinstance(error, (*UNREACHABLE, exceptions.CredentialRetrievalError))
     code, text = _code(error), str(error)
     if code == "AccountLimitExceededException":  # other builds occupy the queue, unless the account has none
         return "more than 0 " not in text
@@ -143,7 +123,7 @@ def _may_pass(error: Exception) -> bool:
 
 def _is_own(action: str, error: Exception) -> bool:
     """True unless boto3 had no credentials for the call: it gets them by other operations, e.g. AssumeRole."""
-    return isinstance(error, ClientError) and error.operation_name == action.partition(":")[2]
+    return isinstance(error, exceptions.ClientError) and error.operation_name == action.partition(":")[2]
 
 
 def _is_denied(action: str, error: Exception) -> bool:
@@ -166,7 +146,7 @@ def _refusal(action: str, error: Exception, *, is_under_way: bool = False) -> Re
 
 def _remedy(action: str, error: Exception) -> str:
     """Remedy for an error; empty if it passes by itself, or has none."""
-    if not isinstance(error, ClientError):
+    if not isinstance(error, exceptions.ClientError):
         return _remedy_here(error)
     code, text = _code(error), error_reason(error)
     if ROLE in text and _is_own(action, error):
@@ -190,9 +170,9 @@ def _remedy_here(error: Exception) -> str:
     """Remedy for an error of this machine; empty if AWS can't be reached."""
     if isinstance(error, UNREACHABLE):
         return ""
-    if isinstance(error, MissingDependencyException):
+    if isinstance(error, exceptions.MissingDependencyException):
         return "`pip install 'boto3[crt]'`"
-    if isinstance(error, NoCredentialsError):
+    if isinstance(error, exceptions.NoCredentialsError):
         return f"sign in, as {OF_CALLS}"
     if isinstance(error, CONFIGURATION) or re.search("Config|Invalid", type(error).__name__):
         return "correct ~/.aws/config and the variables AWS_*"

@@ -25,11 +25,7 @@ TYPES: dict[type, tuple[tuple[type, ...], str, str]] = {
 
 
 def from_text(name: str, text: str, default: Any) -> Any:
-    """Value of a configuration's text in the type of its default; the text itself if it is of another type.
-
-    Raises:
-        SettingError: The text is JSON, or a pair lacks its key or has that of another.
-    """
+    """Value of a configuration's text in the type of its default; the text itself if it is of another type."""
     text = text.strip()
     parts = [part.strip() for part in text.split(",") if part.strip()]
     match default:
@@ -63,12 +59,7 @@ def _pairs(name: str, parts: Iterable[str]) -> dict[str, str]:
 
 
 def checked(name: str, value: Any, default: Any, annotation: Any) -> Any:
-    """Value in the type of its default, if it and its elements have the annotated types and follow the rules.
-
-    Raises:
-        SettingError: The value is invalid.
-        Refusal: The value is or has an Output that must be known while Pulumi plans.
-    """
+    """Value in the type of its default, if it and its elements have the annotated types and follow the rules."""
     value = _typed(name, value, default, annotation)
     for rule in getattr(annotation, "__metadata__", ()):
         rule(name, _plain(value))

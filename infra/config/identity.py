@@ -43,29 +43,23 @@ def identity_of(args: RayClusterArgs, plan: Plan) -> dict[str, str]:
 def check_identity(
     name: pulumi.Output[str], previous: pulumi.Output[Mapping[str, str]], args: RayClusterArgs, plan: Plan
 ) -> pulumi.Output[str]:
-    """Name of the cluster, after a check that its identity is that of the first `pulumi up`, `previous`.
-
-    Raises:
-        Refusal: While Pulumi resolves the Output.
-    """
+    """Name of the cluster, after a check that its identity is that of the first `pulumi up`, `previous`."""
     current = identity_of(args, plan)
     if args.image_build != "auto":
         del current[BUILDER]
 
-    def check(name: str, previous: Mapping[str, str]) -> str:
-        _refuse_change(previous, current)
+    def check(values: list[Any]) -> str:
+        name, kept = values
+        _refuse_change(kept, current)
         return name
 
-    return pulumi.Output.all(name, previous).apply(lambda values: check(*values))
+    return pulumi.Output.all(name, previous).apply(check)
 
 
 def check_new(name: pulumi.Output[str], plan: Plan, prefix: str, opts: pulumi.InvokeOptions) -> None:
     """In a preview, refuse a new cluster without an image or a network, and warn about another cluster of this name.
 
     A cluster that is up, whose name a preview knows, has both already. An update can't tell, and is only warned.
-
-    Raises:
-        SettingError: While Pulumi resolves the Output.
     """
 
     def check(name: Any) -> None:
@@ -95,20 +89,14 @@ def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> N
             f"{current['region']!r}, but this stack is up in {region}; `pulumi config set aws:region {region}`, or "
             "`pulumi destroy` it there first",
         )
-    _refuse_builder(changed.pop(BUILDER, ""), current.get(BUILDER, ""))
-    for key, was in changed.items():
-        raise SettingError(key, current[key], f"differs from the cluster's, {was or 'none'}", FIXED[key])
-
-
-def _refuse_builder(previous: str, current: str) -> None:
-    """Refuse Docker for an image of CodeBuild: it builds the image again, with another digest, and replaces all nodes.
-
-    CodeBuild in place of Docker takes the image with the same tag from the repository.
-    """
-    if (previous, current) == ("codebuild", "local"):
+    if (changed.pop(BUILDER, ""), current.get(BUILDER)) == ("codebuild", "local"):
+        # Docker builds the image again, with another digest, which replaces all nodes. CodeBuild in place of Docker
+        # takes the image with the same tag from the repository.
         problem = "is local on this machine, but was codebuild at the first `pulumi up`"
         hint = "set image_build to codebuild for everyone who updates the stack, or to local, which replaces all nodes"
         raise SettingError("image_build", "auto", problem, hint)
+    for key, was in changed.items():
+        raise SettingError(key, current[key], f"differs from the cluster's, {was or 'none'}", FIXED[key])
 
 
 def _warn_of_second(prefix: str, opts: pulumi.InvokeOptions) -> None:

@@ -10,24 +10,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from infra.config import prices
 from infra.config.args import RayClusterArgs
+from infra.config.prices import Product
 from infra.config.together import in_threads
 from infra.definitions import nat
 from infra.errors import error_reason, warn
 from infra.types import Location, NodeSpec, Scale
 from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
-
-
-class Product(NamedTuple):
-    """Product of the AWS Price List: service, unit, and the attributes that leave one price per region."""
-
-    service: str
-    unit: str
-    attributes: Mapping[str, str]
-
 
 # https://aws.amazon.com/ebs/pricing/, /vpc/pricing/, /privatelink/pricing/ and /ec2/pricing/on-demand/
 DISK = Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"})
@@ -85,10 +76,7 @@ def ask(args: RayClusterArgs, location: Location) -> dict[str, Future[float]]:
         price_list = prices.client("pricing", prices.PRICE_LIST_REGION)
     except prices.UNREADABLE:  # prices.py warns, and the head has no price
         return {}
-    calls = [
-        partial(prices.usd, price_list, location.region, product.unit, product.attributes, product.service)
-        for product in products.values()
-    ]
+    calls = [partial(prices.usd, price_list, location.region, product) for product in products.values()]
     return dict(zip(products, in_threads(*calls), strict=True))
 
 
@@ -101,12 +89,7 @@ def look_up(
 ) -> Costs | None:
     """Cost of what runs without workers, with a warning for each part whose price is unknown.
 
-    Args:
-        args: The arguments.
-        location: Location of the cluster.
-        nodes: Nodes with prices, by kind; without the head's price the cost is None.
-        scales: Numbers of workers by kind.
-        asked: Prices that `ask` has asked for.
+    `asked` are the prices that `ask` has asked for. Without the head's price the cost is None.
     """
     head = nodes["head"]
     if not head.prices:  # there is a warning, and the other prices are in the same list; China's are in CNY

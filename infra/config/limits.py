@@ -104,15 +104,14 @@ def _of_roles(args: RayClusterArgs, prefix: str, location: Location, nodes: Mapp
     buckets, secrets = (
         [known(value) for value in values if known(value)] for values in (args.data_buckets, args.job_secrets)
     )
-    name, here = prefix + SUFFIX, f"{location.region}:{location.account}"
-    ssm = f"arn:{location.partition}:ssm:{here}:parameter"
-    cluster = f"arn:{location.partition}:ecs:{here}:cluster/{name}"
-    group = f"arn:{location.partition}:autoscaling:{here}:autoScalingGroup:{36 * 'x'}:autoScalingGroupName/"
+    name = prefix + SUFFIX
+    ssm, cluster = location.arn("ssm", "parameter"), location.arn("ecs", f"cluster/{name}")
+    group = location.arn("autoscaling", f"autoScalingGroup:{36 * 'x'}:autoScalingGroupName/")
     # The head's task role has the longest policies: one for tasks, and one for each kind of worker.
     policy = policies.training(
         partition=location.partition,
         bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or name}",
-        tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
+        tasks_arn=location.arn("ecs", f"task/{name}/*"),
         metrics_namespace=f"ray-on-ecs/{name}",
         parameter_arn=f"{ssm}/{name}",
         cluster_arn=cluster,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import pulumi
@@ -17,7 +16,7 @@ from infra.config.lookups import REFUSE, WARN, Question, ask_all
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.definitions.nat import INSTANCE_TYPE as NAT_TYPE
 from infra.errors import Refusal, SettingError, error_reason, warn
-from infra.types import ExistingNetwork, Location
+from infra.types import Caller, ExistingNetwork, Location
 from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, field_of
 
 # Availability zones by instance type or endpoint service.
@@ -44,21 +43,8 @@ INTERFACE_ENDPOINTS = (
 INSTEAD = {"nat_gateway": "keep it at true", "nat_instance": "keep it at false, for a NAT gateway"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caller:
-    """Account, region and partition (e.g. aws-us-gov) of the AWS provider."""
-
-    account: str
-    region: str
-    partition: str
-
-
 def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
-    """Account, region and partition of the AWS provider: the first call, which fails without credentials.
-
-    Raises:
-        Refusal: AWS can't be called, or refuses the account (aws:allowedAccountIds).
-    """
+    """Account, region and partition of the AWS provider: the first call, which fails without credentials."""
     try:
         caller = Caller(
             account=aws.get_caller_identity(opts=opts).account_id,
@@ -81,11 +67,7 @@ def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
 
 
 def check_account(account: str) -> None:
-    """Compare the account with aws:allowedAccountIds; warn if that is not set.
-
-    Raises:
-        Refusal: The account is not allowed.
-    """
+    """Refuse an account that is not in aws:allowedAccountIds; warn if that is not set."""
     allowed = _allowed_accounts()
     if not allowed:
         warn(
@@ -106,11 +88,7 @@ def wrong_account(account: str, expected: str) -> Refusal:
 
 
 def _allowed_accounts() -> list[str]:
-    """Account IDs of aws:allowedAccountIds; `pulumi config set --path` stores them as numbers.
-
-    Raises:
-        Refusal: The value is not a list.
-    """
+    """Account IDs of aws:allowedAccountIds; `pulumi config set --path` stores them as numbers."""
     text = pulumi.Config("aws").get("allowedAccountIds") or "[]"
     try:
         accounts = json.loads(text)
@@ -126,11 +104,7 @@ def _allowed_accounts() -> list[str]:
 
 
 def network_of_program(args: RayClusterArgs) -> ExistingNetwork | None:
-    """Network that the same program creates, so EC2 does not know it yet; None if there is none.
-
-    Raises:
-        SettingError: A subnet lacks its zone.
-    """
+    """Network that the same program creates, so EC2 does not know it yet; None if there is none."""
     subnets, zones = args.subnet_ids, args.availability_zones
     if not any(isinstance(part, pulumi.Output) for part in (args.vpc_id, *subnets)):
         return None
@@ -143,12 +117,7 @@ def network_of_program(args: RayClusterArgs) -> ExistingNetwork | None:
 def locate(
     args: RayClusterArgs, caller: Caller, existing: ExistingNetwork | None, opts: pulumi.InvokeOptions | None = None
 ) -> Location:
-    """Find the availability zones in which the cluster can run.
-
-    Raises:
-        SettingError: The cluster can't run in the zones of the arguments.
-        Refusal: EC2 can't be called.
-    """
+    """Find the availability zones in which the cluster can run."""
     zones = tuple(existing.subnets) if existing else _zones_of_region(caller.region, opts)
     worker_zones = tuple(args.availability_zones) or (zones if existing else ())
     endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)
@@ -214,10 +183,8 @@ def _offerings(
     try:
         offered = aws.ec2.get_instance_type_offerings(location_type="availability-zone", filters=filters, opts=opts)
     except Exception as error:
-        problem = (
-            f"instance type offerings of {region} could not be read (ec2:DescribeInstanceTypeOfferings: "
-            f"{error_reason(error)})"
-        )
+        reason = f"ec2:DescribeInstanceTypeOfferings: {error_reason(error)}"
+        problem = f"instance type offerings of {region} could not be read ({reason})"
         if not preferred:
             raise Refusal("availability_zones", f"{problem}; use a zone that offers the types") from error
         known = tuple(dict.fromkeys([*preferred, *(zone for pool in args.pools.values() for zone in pool.zones)]))
@@ -262,24 +229,18 @@ def _common_zones(
     args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, by_service: Offerings
 ) -> tuple[str, ...]:
     """Zones with subnets that offer all endpoints, and a type of the head, each pool there and NAT; never none."""
-    needs = [
-        (key, ",".join(names), set().union(*(by_type[name] for name in names)))
-        for key, names in _types_by_field(args).items()
-    ]
+    needs = [(key, ",".join(names), _offering(by_type, names)) for key, names in _types_by_field(args).items()]
     needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
     needs += [("nat_instance", NAT_TYPE, by_type[NAT_TYPE])] if args.nat_instance else []
-    common, others = {*zones}, [region]
+    common, others = {*zones}, []
     for key, value, offered in needs:
-        if not offered:
+        if not common & offered:
             problem = f"is not offered in any zone of {region}"
             hint = "check its spelling, and separate several by commas; or use another region"
+            if offered:
+                problem += f" together with {' and '.join(others)}" if others else ""
+                hint = f"use another type or another region{_or_zones(args)}"
             raise SettingError(key, value, problem, INSTEAD.get(key, hint))
-        if not common & offered:
-            problem = f"is not offered in any zone of {region}" + (
-                f" together with {' and '.join(others[1:])}" if others[1:] else ""
-            )
-            hint = INSTEAD.get(key, f"use another type or another region{_or_zones(args)}")
-            raise SettingError(key, value, problem, hint)
         common &= offered
         others.append(value)
     return tuple(sorted(common))
@@ -302,7 +263,7 @@ def _check_zones(
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
     for_workers = {*zones}
     if args.pools[DEFAULT_POOL].most:
-        for_workers &= set[str]().union(*(by_type[name] for name in args.worker_instance_types))
+        for_workers &= _offering(by_type, args.worker_instance_types)
     for_workers = for_workers.intersection(*by_service.values())
     field = "subnet_ids" if existing and not args.availability_zones else "availability_zones"
     for number, zone in enumerate(zones):
@@ -327,16 +288,21 @@ def _check_zones_of_pools(
     for name, pool in args.pools.items():
         if name in SETTINGS:
             continue
-        offered = set[str]().union(*(by_type[each] for each in pool.instance_types)) if pool.most else {*zones}
+        offered = {*zones} & (_offering(by_type, pool.instance_types) if pool.most else {*zones})
         for zone in pool.zones:
-            if zone not in offered.intersection(zones):
+            if zone not in offered:
                 absent = "has no subnet in subnet_ids" if existing else f"is not an availability zone of {region}"
                 lacking = f"does not offer {' or '.join(pool.instance_types)}"
-                hint = f"use {' or '.join([*sorted(offered.intersection(zones)), 'another type'])}"
+                hint = f"use {' or '.join([*sorted(offered), 'another type'])}"
                 raise SettingError(field_of(name, "zones"), zone, lacking if zone in zones else absent, hint)
 
 
-def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, set[str]]) -> tuple[str, ...]:
+def _offering(by_type: Offerings, types: Sequence[str]) -> set[str]:
+    """Zones that offer one of the types."""
+    return set[str]().union(*(by_type[name] for name in types))
+
+
+def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Offerings) -> tuple[str, ...]:
     """Zones that offer most of the types: these are the capacity pools, for on-demand and spot alike."""
     variety = Counter(zone for names in _types_by_field(args).values() for name in names for zone in by_type[name])
     most = max(variety[zone] for zone in suitable)

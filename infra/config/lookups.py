@@ -24,12 +24,11 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
 from infra.errors import SettingError, error_reason, is_absent, warn
-from infra.types import ExistingNetwork, NodeSpec, known
+from infra.types import Caller, ExistingNetwork, NodeSpec, known
 from ray_on_ecs.contract import DEFAULT_POOL, field_of
 
 if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
-    from infra.config.location import Caller
 
 Options = pulumi.InvokeOptions | None
 # ID that EC2 reports for a VPC without DHCP options.
@@ -60,15 +59,6 @@ class Question:
     hint: str = "use one of this account"
     absent: str = REFUSE
     denied: str = WARN
-
-
-def ask(question: Question, opts: Options = None) -> Any:
-    """AWS's answer, or None if the plan does without it.
-
-    Raises:
-        SettingError: The resource is absent or unfit, or a call whose answer the plan needs is denied.
-    """
-    return next(ask_all([question], opts))
 
 
 def ask_all(questions: Sequence[Question], opts: Options = None) -> Iterator[Any]:
@@ -189,7 +179,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     for name in _known(args.bucket_name):
         conditions = rules.bucket(region, is_warning=False)
         yield Question("bucket_name", name, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
-        facts = partial(buckets.facts, name, region, caller.account, buckets.OF_RUNS)
+        facts = partial(buckets.Facts, name, region, caller.account, buckets.OF_RUNS)
         conditions = rules.BUCKET + rules.encryption("kms_key", key, "set kms_key_arn to that key", is_warning=True)
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
@@ -199,7 +189,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     for source in _known(*args.data_buckets):
         name, hint = source.partition("/")[0], "use existing buckets"
         yield Question("data_buckets", source, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
-        facts = partial(buckets.facts, name, region, caller.account, buckets.OF_DATA)
+        facts = partial(buckets.Facts, name, region, caller.account, buckets.OF_DATA)
         yield Question("data_buckets", source, "s3:GetEncryptionConfiguration", facts, of_facts, hint, IGNORE, IGNORE)
 
 
@@ -218,7 +208,7 @@ def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[
         field, disk_gib = min((_disk(args, name) for name in ("", *pools)), key=lambda disk: disk[1])
         conditions = rules.ecr_image(field, disk_gib)
         hint = "push it first, or leave it empty to build docker/"
-        found = ask(Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint), opts)
+        [found] = ask_all([Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint)], opts)
         if found and not digest:
             return f"{image[0]}@{found.image_digest}"
     if uri and not digest:

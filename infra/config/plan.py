@@ -69,17 +69,7 @@ class Plan:
 
 
 def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | None = None) -> Plan:
-    """Plan a cluster: validate the arguments against AWS, find its zones and size the tasks.
-
-    Args:
-        args: The arguments.
-        prefix: Name prefix of the cluster's components.
-        opts: AWS provider for the calls.
-
-    Raises:
-        SettingError: An argument does not fit the account or region.
-        Refusal: AWS can't be called.
-    """
+    """Plan a cluster: validate the arguments against AWS, find its zones and size the tasks."""
     caller = ask_caller(opts)
     if args.is_stack:
         check_account(caller.account)
@@ -109,7 +99,8 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     tags = aws.get_default_tags(opts=opts).tags
     rules.default_tags(tags, {*args.tags, "Name", *stack_tags()})
     nodes = dict(zip(nodes, priced, strict=True))
-    scales = _scales(args, nodes)
+    scales = {kind: args.scale(node.pool) for kind, node in nodes.items() if node.pool}
+    scales |= {kind: replace(scales[kind], initial_count=0, min_count=0) for kind in scales if nodes[kind].shares}
     limits.check(args, prefix, location, nodes, scales, tags)
     _warn_of_unused(args, nodes)
     costs = idle_cost.look_up(args, location, nodes, scales, asked)
@@ -138,15 +129,6 @@ def _warn_of_unused(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> None
         if name not in SETTINGS and not pool.most:
             field = field_of(name, "max")
             warn(f"{field}: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2")
-
-
-def _scales(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> dict[str, Scale]:
-    scales = {}
-    for kind, node in nodes.items():
-        if node.pool:
-            scale = args.scale(node.pool)
-            scales[kind] = replace(scale, initial_count=0, min_count=0) if node.shares else scale
-    return scales
 
 
 def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec]) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.config.clients import ERRORS, client
 from infra.config.together import in_threads
@@ -31,13 +31,21 @@ PRODUCT = {
 }  # fmt: skip
 # Throughput of a gp3 volume above what its size includes, for a month.
 # https://aws.amazon.com/ebs/pricing/
-DISK_PRODUCT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
-DISK_UNIT, MIB_OF_UNIT = "GiBps-mo", 1024
+THROUGHPUT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
+MIB_OF_UNIT = 1024
 # Requests for nodes at once: the API takes ten, of which idle_cost.py makes two; then five per second.
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-pelong.html
 BURST = 8
 # Refused or absent, or the page of a proxy in place of an answer.
 UNREADABLE = (*ERRORS, LookupError)
+
+
+class Product(NamedTuple):
+    """Product of the AWS Price List: service, unit, and the attributes that leave one price per region."""
+
+    service: str
+    unit: str
+    attributes: Mapping[str, str]
 
 
 def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bool = True) -> list[NodeSpec]:
@@ -49,13 +57,12 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     """
     names = sorted({name for node in nodes for name in node.instance_types})
     used = {name for node in nodes if node.max_count for name in node.instance_types}
-    on_demand: dict[str, float] = {}
-    unknown = []
+    on_demand, unknown = {}, []
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
         calls: list[Callable[[], float]] = [partial(hourly_usd, price_list, region, name) for name in names]
         if any(node.disk_throughput != GP3_MIB for node in nodes):
-            calls.append(partial(usd, price_list, region, DISK_UNIT, DISK_PRODUCT))
+            calls.append(partial(usd, price_list, region, Product("AmazonEC2", "GiBps-mo", THROUGHPUT)))
         answers = _usd(calls)
         asked = _ask_spot(region, nodes, zones) if spot else {}
         for name in names:
@@ -71,25 +78,23 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     if not on_demand:
         return list(nodes)
     disk_usd = _disk_usd(answers)
-    on_spot: dict[str, dict[str, float]] = {}
-    priced = []
-    for node in nodes:
-        if not on_demand.keys() >= {*node.instance_types}:
-            priced.append(node)
-            continue
-        if spot and node.spot_count and node.pool not in on_spot:
-            on_spot[node.pool] = _spot_prices(asked[node.pool])
-        of_market = on_spot.get(node.pool, {})
-        disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
-        prices = {
-            name: Price(
-                on_demand=round(on_demand[name] + disk, 6),
-                spot=round(of_market[name] + disk, 6) if name in of_market else None,
-            )
-            for name in node.instance_types
-        }
-        priced.append(replace(node, prices=prices, disk_usd=disk))
-    return priced
+    on_spot = {pool: _spot_prices(answer) for pool, answer in asked.items()}
+    markets = (on_spot.get(node.pool, {}) if node.spot_count else {} for node in nodes)
+    return [_priced(node, on_demand, market, disk_usd) for node, market in zip(nodes, markets, strict=True)]
+
+
+def _priced(node: NodeSpec, on_demand: Mapping[str, float], on_spot: Mapping[str, float], disk_usd: float) -> NodeSpec:
+    if not on_demand.keys() >= {*node.instance_types}:
+        return node
+    disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
+    prices = {
+        name: Price(
+            on_demand=round(on_demand[name] + disk, 6),
+            spot=round(on_spot[name] + disk, 6) if name in on_spot else None,
+        )
+        for name in node.instance_types
+    }
+    return replace(node, prices=prices, disk_usd=disk)
 
 
 def _usd(calls: Sequence[Callable[[], float]]) -> Iterator[float]:
@@ -110,12 +115,12 @@ def _disk_usd(answers: Iterator[float]) -> float:
 
 def _ask_spot(region: str, nodes: Sequence[NodeSpec], zones: Collection[str]) -> dict[str, Future[dict[str, float]]]:
     """Spot prices by pool, of all zones of the pool."""
-    ec2 = client("ec2", region) if any(node.spot_count for node in nodes) else None
+    on_spot = {node.pool: node.instance_types for node in nodes if node.spot_count}
+    ec2 = client("ec2", region) if on_spot else None
     calls = {}
-    for node in nodes:
-        if node.spot_count and node.pool not in calls:
-            of_pool = sorted({zone for other in nodes if other.pool == node.pool for zone in other.zones})
-            calls[node.pool] = partial(spot_usd, ec2, node.instance_types, of_pool or zones)
+    for pool, types in on_spot.items():
+        of_pool = sorted({zone for node in nodes if node.pool == pool for zone in node.zones})
+        calls[pool] = partial(spot_usd, ec2, types, of_pool or zones)
     return dict(zip(calls, in_threads(*calls.values()), strict=True))
 
 
@@ -135,15 +140,17 @@ def estimate(*nodes: NodeSpec) -> float | None:
     gateway and traffic are not included.
     """
     total = 0.0
-    for node in nodes:
-        if node.shares or not node.max_count:
-            continue
+    for node in _counted(nodes):
         if node.prices is None:
             return None
         prices = node.prices.values()
         total += node.on_demand_count * max(price.on_demand for price in prices)
         total += node.spot_count * max(price.on_demand if price.spot is None else price.spot for price in prices)
     return round(total, 4)
+
+
+def _counted(nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
+    return [node for node in nodes if node.max_count and not node.shares]
 
 
 def check(limit: float, *nodes: NodeSpec) -> None:
@@ -157,7 +164,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         raise SettingError("max_hourly_usd", limit, f"can't be checked without the prices of {types}", hint)
     if estimated <= limit:
         return
-    counted = [node for node in nodes if node.max_count and not node.shares]
+    counted = _counted(nodes)
     problem = f"is below the {estimated:g} USD per hour of {' and '.join(map(str, counted))}"
     most_expensive = max(counted, key=lambda node: (bool(node.pool), estimate(node) or 0))
     pool = most_expensive.pool
@@ -168,9 +175,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
 def lines(*nodes: NodeSpec) -> list[str]:
     """Lines for the head, each pool that can have nodes, and all: instances and the most that they cost."""
     texts = []
-    for node in nodes:
-        if node.shares or not node.max_count:
-            continue
+    for node in _counted(nodes):
         markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
@@ -199,19 +204,19 @@ def spot_usd(ec2: Any, instance_types: Collection[str], zones: Collection[str]) 
 
 def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
     """On-demand price of an instance type in USD; LookupError unless the list has exactly one."""
-    return usd(prices, region, "Hrs", {**PRODUCT, "instanceType": instance_type})
+    return usd(prices, region, Product("AmazonEC2", "Hrs", {**PRODUCT, "instanceType": instance_type}))
 
 
-def usd(prices: Any, region: str, unit: str, product: Mapping[str, str], service: str = "AmazonEC2") -> float:
+def usd(prices: Any, region: str, product: Product) -> float:
     """Price of a unit of a product in USD; LookupError unless the list has exactly one."""
-    wanted = {**product, "regionCode": region}
+    wanted = {**product.attributes, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    products = prices.get_products(ServiceCode=service, Filters=filters)["PriceList"]
+    products = prices.get_products(ServiceCode=product.service, Filters=filters)["PriceList"]
     offers = [offer for found in products for offer in json.loads(found)["terms"].get("OnDemand", {}).values()]
     dimensions = [dimension for offer in offers for dimension in offer["priceDimensions"].values()]
     # 0 is a product that is not sold on demand.
-    distinct = {float(item["pricePerUnit"]["USD"]) for item in dimensions if item["unit"] == unit} - {0}
+    distinct = {float(item["pricePerUnit"]["USD"]) for item in dimensions if item["unit"] == product.unit} - {0}
     if len(distinct) != 1:
-        what = product.get("instanceType", product.get("productFamily"))
+        what = product.attributes.get("instanceType", product.attributes.get("productFamily"))
         raise LookupError(f"{len(distinct)} prices of {what} in {region}")
     return distinct.pop()

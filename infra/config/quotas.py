@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -85,12 +86,16 @@ def check(
     of_network = [VPCS, ADDRESSES] if nat_gateway and not nat_instance else [VPCS]
     quotas += of_network if new_network else []
     used_quotas = [quota for quota in quotas if quota in USED]
-    calls = [partial(_quota, quota, opts) for quota in quotas] + [partial(USED[quota], opts) for quota in used_quotas]
+    get = partial(aws.servicequotas.get_service_quota, opts=opts)
+    calls: list[Callable[[], Any]] = [
+        partial(get, service_code=quota.service, quota_code=quota.code) for quota in quotas
+    ]
+    calls += [partial(USED[quota], opts) for quota in used_quotas]
     answers = together(*calls)
     uses = dict(zip(used_quotas, answers[len(quotas) :], strict=True))
     for quota, asked in zip(quotas, answers, strict=False):
         try:
-            allowed = asked.result()
+            allowed = asked.result().value
             used = uses[quota].result() if quota in uses else 0
         except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
             unread.append(f"{quota.name!r} ({error_reason(error)})")
@@ -107,11 +112,6 @@ def check(
         problem = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
         warn(f"{problem}: {', '.join(unread)}; continuing")
     return network_problem
-
-
-def _quota(quota: Quota, opts: pulumi.InvokeOptions | None) -> float | None:
-    code = {"service_code": quota.service, "quota_code": quota.code}
-    return aws.servicequotas.get_service_quota(**code, opts=opts).value
 
 
 def _check_vcpus(quota: Quota, vcpus: list[tuple[NodeSpec, int]], region: str, allowed: float) -> None:

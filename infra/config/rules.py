@@ -53,15 +53,9 @@ SECRET_ARN = r"arn:[\w-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@!-]+"
 KEY_ARN = r"arn:[\w-]+:kms:[a-z0-9-]+:\d{12}:key/[\w-]+"
 VARIABLE = r"[A-Za-z_]\w*"
 # Variables of ECS, of AWS's credentials, which would replace those of the task role, and of the image.
-OWN_PREFIXES = ("ECS_", "AWS_ACCESS", "AWS_SECRET", "AWS_SESSION", "AWS_PROFILE", "AWS_CONTAINER_", "AWS_ROLE_")
-OWN_PREFIXES += (
-    "AWS_WEB_IDENTITY",
-    "AWS_SHARED_",
-    "AWS_CONFIG_FILE",
-    "RAY_ON_ECS_",
-    "PATH",
-    "PYTHONPATH",
-    "LD_PRELOAD",
+OWN_PREFIXES = (
+    *("AWS_ACCESS", "AWS_CONFIG_FILE", "AWS_CONTAINER_", "AWS_PROFILE", "AWS_ROLE_", "AWS_SECRET", "AWS_SESSION"),
+    *("AWS_SHARED_", "AWS_WEB_IDENTITY", "ECS_", "LD_PRELOAD", "PATH", "PYTHONPATH", "RAY_ON_ECS_"),
 )
 LOG_VARIABLE = "RAY_ON_ECS_LOG"
 SECRET_VARIABLE = r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY)$"

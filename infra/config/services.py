@@ -30,16 +30,14 @@ def end_services(region: str) -> Hook:
 
     It waits until their tasks have stopped. Pulumi then finds these services deleted. A task that protects itself after
     this function has looked is stopped, too.
-
-    Raises:
-        Refusal: A run uses one of them, ECS refuses, or ECS does not answer.
     """
 
     async def end(update: pulumi.ResourceHookArgs) -> None:
         before, after = update.old_inputs or {}, update.new_inputs or {}
-        kept = {_logical_name(provider) for provider in after.get("capacityProviders", ())}
-        # A provider that is replaced keeps its logical name: Pulumi updates its service later.
-        removed = {provider for provider in before.get("capacityProviders", ()) if _logical_name(provider) not in kept}
+        # A provider that is replaced keeps its name but for the random end: Pulumi updates its service later.
+        kept = {provider.rpartition("-")[0] for provider in after.get("capacityProviders", ())}
+        providers = before.get("capacityProviders", ())
+        removed = {provider for provider in providers if provider.rpartition("-")[0] not in kept}
         if not removed:
             return
         try:
@@ -57,11 +55,7 @@ def end_services(region: str) -> Hook:
 
 
 def start_head(region: str) -> Hook:
-    """Hook before an update of the head's service: if the update switches sleep off, it sets the number of tasks to 1.
-
-    Raises:
-        Refusal: AWS refuses, or does not answer.
-    """
+    """Hook before an update of the head's service: if that switches sleep off, it sets the number of tasks to 1."""
 
     async def start(update: pulumi.ResourceHookArgs) -> None:
         before, after = ((inputs or {}).get("tags") or {} for inputs in (update.old_inputs, update.new_inputs))
@@ -106,7 +100,10 @@ def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:
     for page in pages:
         names = page["serviceArns"]
         found = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
-        ending |= {service["serviceArn"]: service["status"] for service in found if _uses(service, providers)}
+        for service in found:
+            strategy = service.get("capacityProviderStrategy") or []
+            if any(item["capacityProvider"] in providers for item in strategy):
+                ending[service["serviceArn"]] = service["status"]
     active = [service for service, status in ending.items() if status == "ACTIVE"]
     for service in active:
         _refuse_in_use(ecs, cluster, service)
@@ -127,13 +124,3 @@ def _refuse_in_use(ecs: Any, cluster: str, service: str) -> None:
             name = service.rpartition("/")[2]
             hint = "stop it (`ray-on-ecs runs`, `ray-on-ecs stop NAME`) or wait, and run `pulumi up` again"
             raise Refusal("ECS", f"the service {name} of a removed pool or zone is in use by a run; {hint}")
-
-
-def _logical_name(provider: str) -> str:
-    """Name of a capacity provider without the random end that Pulumi adds."""
-    return provider.rpartition("-")[0]
-
-
-def _uses(service: dict[str, Any], providers: Collection[str]) -> bool:
-    strategy = service.get("capacityProviderStrategy") or []
-    return any(item["capacityProvider"] in providers for item in strategy)

@@ -24,13 +24,7 @@ NAME = r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?"
 RESERVED = (*SETTINGS, "head", CPU_WORKERS, "ray")
 # Fields of the cluster that one may expect in a pool.
 OF_CLUSTER = (
-    "check_quotas",
-    "environment",
-    "idle_timeout_minutes",
-    "max_hourly_usd",
-    "spread_zones",
-    "subnet_ids",
-    "tags",
+    *("check_quotas", "environment", "idle_timeout_minutes", "max_hourly_usd", "spread_zones", "subnet_ids", "tags"),
     "worker_ami_id",
 )
 
@@ -94,29 +88,21 @@ def counts_of(pool: str) -> str:
 
 
 def check_pools(value: Any) -> Pools:
-    """Pools by name, in alphabetical order: Pulumi keeps no order of a configuration object.
-
-    Raises:
-        SettingError: A name or a key's value is invalid.
-        Refusal: The value has an Output.
-        RunError: A pool has an unknown key.
-    """
+    """Pools by name, in alphabetical order: Pulumi keeps no order of a configuration object."""
     if isinstance(value, pulumi.Output):
         raise later(FIELD)
     if not isinstance(value, Mapping):
         raise SettingError(FIELD, value, "is not an object", "use one with a pool for each name")
     for name in value:
-        _check_name(name)
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            hint = (
+                "use up to 32 lower-case letters, digits and hyphens, first a letter and last not a hyphen, e.g. h100"
+            )
+            raise SettingError(FIELD, name, "is not a name of a pool", hint)
+        if name in RESERVED:
+            hint = f"its key is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
+            raise SettingError(FIELD, name, "is a reserved name", hint)
     return Pools({name: _check_pool(f"{FIELD}.{name}", value[name]) for name in sorted(value)})
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        hint = "use up to 32 lower-case letters, digits and hyphens, first a letter and last not a hyphen, e.g. h100"
-        raise SettingError(FIELD, name, "is not a name of a pool", hint)
-    if name in RESERVED:
-        hint = f"its key is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
-        raise SettingError(FIELD, name, "is a reserved name", hint)
 
 
 def _check_pool(path: str, given: Any) -> WorkerPoolArgs:
@@ -202,20 +188,19 @@ def pools_from_object(value: Any) -> Any:
 
     `pulumi config set --path` stores true, false and integers as such and all else as text, and YAML may quote them. A
     list may be a text, separated by commas, as in the other keys.
-
-    Raises:
-        RunError: A pool has an unknown key.
     """
     if not isinstance(value, Mapping):
         return value
-    return {name: _from_object(name, pool) if isinstance(pool, Mapping) else pool for name, pool in value.items()}
-
-
-def _from_object(name: str, pool: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {key_of(field): (field, default) for field, default in pool_defaults().items()}
-    _check_keys(f"{key_of(FIELD)}.{name}", pool, defaults)
-    read = {}
-    for key, value in pool.items():
-        field, default = defaults[key]
-        read[field] = from_text(field_of(name, field), value, default) if isinstance(value, str) else value
-    return read
+
+    def read(name: str, pool: Any) -> Any:
+        if not isinstance(pool, Mapping):
+            return pool
+        _check_keys(f"{key_of(FIELD)}.{name}", pool, defaults)
+        fields = [(*defaults[key], value) for key, value in pool.items()]
+        return {
+            field: from_text(field_of(name, field), value, default) if isinstance(value, str) else value
+            for field, default, value in fields
+        }
+
+    return {name: read(name, pool) for name, pool in value.items()}

@@ -62,11 +62,7 @@ class BuildContext:
 
 
 def read(root: Path) -> BuildContext:
-    """Read the build context in a folder.
-
-    Raises:
-        Refusal: A file can't be read, or has a name that is not UTF-8.
-    """
+    """Read the build context in a folder."""
     path = IGNORE
     try:
         rules = _rules((root / IGNORE).read_text())

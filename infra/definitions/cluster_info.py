@@ -31,16 +31,8 @@ def document(
     Its own keys describe `workers` and `cpu-workers`, as they did before there were other pools, so that a stack
     without these keeps its document, and a head that has not restarted can read it. `pools` has the other kinds.
 
-    Args:
-        nodes: Specifications by kind, also the head's.
-        scales: Numbers of workers by kind.
-        default_gpus: Number of GPUs that a job requests by default.
-        cluster: Name of the ECS cluster.
-        zone: Zone of the nodes that name none.
-        subnets: IDs by zone.
-        group_names: Names of the Auto Scaling groups by kind.
-        provider_names: Names of the capacity providers by kind.
-        placement_groups: Names of those of `workers` by zone, which a head of an earlier version reads.
+    `zone` is that of the nodes that name none. The names and IDs are by kind, and by zone; `placement_groups` are those
+    of `workers`, which a head of an earlier version reads.
     """
     worker = nodes[WORKERS]
     own = {kind: scale for kind, scale in scales.items() if kind in (WORKERS, CPU_WORKERS)}

@@ -12,24 +12,7 @@ from typing import Any
 
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
-from ray_on_ecs.contract import (
-    CLOUDWATCH_NAMESPACE_VARIABLE,
-    CLUSTER_INFO_VARIABLE,
-    CLUSTERS_PREFIX,
-    CPU_WORKERS_VARIABLE,
-    DOCUMENTS_VARIABLE,
-    HEAD,
-    HEAD_HOST_VARIABLE,
-    HEAD_STATE_VARIABLE,
-    INSTANCE_FILE_VARIABLE,
-    NODE_GROUP_VARIABLE,
-    RUNS_PREFIX,
-    SECRETS_KEY_VARIABLE,
-    SECRETS_VARIABLE,
-    SLEEP_VARIABLE,
-    WORKER_TIMEOUT,
-    label_of_pool,
-)
+from ray_on_ecs import contract
 
 WORKER = "ray-worker"
 CPU_WORKER = "ray-cpu-worker"
@@ -48,33 +31,6 @@ STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 # Description of the instance, for the labels of its Ray node.
 INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
 USER = "1000:1000"
-# Environment variables that the containers or ECS set, so users can't.
-OWN_VARIABLES = {
-    "AWS_DEFAULT_REGION",
-    "AWS_EC2_METADATA_DISABLED",
-    "AWS_REGION",
-    "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
-    "RAY_ON_ECS_CLOUDWATCH_NAMESPACE",
-    "RAY_ON_ECS_MAX_HOURS",
-    "RAY_ON_ECS_MAX_USD",
-    "RAY_ON_ECS_STORAGE_PATH",
-    "RAY_ON_ECS_WORKER_TIMEOUT",
-    "RAY_USAGE_STATS_ENABLED",
-    CLOUDWATCH_NAMESPACE_VARIABLE,
-    CLUSTER_INFO_VARIABLE,
-    CPU_WORKERS_VARIABLE,
-    DOCUMENTS_VARIABLE,
-    HEAD_HOST_VARIABLE,
-    HEAD_STATE_VARIABLE,
-    INSTANCE_FILE_VARIABLE,
-    NODE_GROUP_VARIABLE,
-    SECRETS_KEY_VARIABLE,
-    SECRETS_VARIABLE,
-    SLEEP_VARIABLE,
-}
-
 Container = dict[str, Any]
 
 
@@ -110,24 +66,24 @@ def head(
     The head publishes Ray's resource demand, and jobs their training metrics, to one CloudWatch namespace.
     """
     environment = {
-        CLOUDWATCH_NAMESPACE_VARIABLE: metrics_namespace,
-        HEAD_STATE_VARIABLE: STATE_DIR,
+        contract.CLOUDWATCH_NAMESPACE_VARIABLE: metrics_namespace,
+        contract.HEAD_STATE_VARIABLE: STATE_DIR,
         "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
-        "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
-        "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
-        CLUSTER_INFO_VARIABLE: cluster_info_parameter,
-        DOCUMENTS_VARIABLE: f"s3://{bucket}/{CLUSTERS_PREFIX}/{cluster}",
+        "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{contract.RUNS_PREFIX}",
+        "RAY_ON_ECS_WORKER_TIMEOUT": str(contract.WORKER_TIMEOUT),
+        contract.CLUSTER_INFO_VARIABLE: cluster_info_parameter,
+        contract.DOCUMENTS_VARIABLE: f"s3://{bucket}/{contract.CLUSTERS_PREFIX}/{cluster}",
     }
     if secrets_key_arn:
-        environment[SECRETS_KEY_VARIABLE] = secrets_key_arn
+        environment[contract.SECRETS_KEY_VARIABLE] = secrets_key_arn
     if cpu_workers:
-        environment[CPU_WORKERS_VARIABLE] = "true"
+        environment[contract.CPU_WORKERS_VARIABLE] = "true"
     if sleep_after_minutes:
-        environment[SLEEP_VARIABLE] = str(sleep_after_minutes)
+        environment[contract.SLEEP_VARIABLE] = str(sleep_after_minutes)
     limits = {"RAY_ON_ECS_MAX_HOURS": run_max_hours, "RAY_ON_ECS_MAX_USD": run_max_usd}
     environment |= {name: str(value) for name, value in limits.items() if value}
     return _container(
-        HEAD,
+        contract.HEAD,
         common,
         command="ray-head",
         flags=["--num-cpus=0", "--num-gpus=0"],
@@ -144,16 +100,16 @@ def worker(common: ContainerDefaults, *, head_host: str, pool: str) -> Container
 
     Its node has the label of its pool, by which runs and pipelines of Ray Data choose it.
     """
-    label = label_of_pool(pool)
+    label = contract.label_of_pool(pool)
     return _container(
         WORKER if common.size.gpus else CPU_WORKER,
         common,
         command="ray-worker",
         flags=[f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"],
         environment={
-            INSTANCE_FILE_VARIABLE: f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
-            HEAD_HOST_VARIABLE: head_host,
-            **({NODE_GROUP_VARIABLE: label} if label else {}),
+            contract.INSTANCE_FILE_VARIABLE: f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
+            contract.HEAD_HOST_VARIABLE: head_host,
+            **({contract.NODE_GROUP_VARIABLE: label} if label else {}),
         },
         volumes=TASK_VOLUMES,
         reads={INSTANCE_VOLUME: INSTANCE_MOUNT},
@@ -230,7 +186,7 @@ def _environment(common: ContainerDefaults, drain_seconds: int) -> dict[str, str
         "RAY_AUTH_MODE": "token",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(drain_seconds),
         "RAY_USAGE_STATS_ENABLED": "0",
-        SECRETS_VARIABLE: common.secrets_prefix,
+        contract.SECRETS_VARIABLE: common.secrets_prefix,
     }
 
 
@@ -260,3 +216,20 @@ def _logs(log_group: str, region: str) -> dict[str, Any]:
         "max-buffer-size": "25m",
     }
     return {"logDriver": "awslogs", "options": options}
+
+
+def _own_variables() -> set[str]:
+    shared: dict[str, Any] = dict.fromkeys(("image", "log_group", "region", "token_arn", "secrets_prefix"), "x")
+    common = ContainerDefaults(**shared, size=TaskSize(vcpus=1, memory_mib=1, gpus=0))
+    names: dict[str, Any] = dict.fromkeys(
+        ("bucket", "cluster", "metrics_namespace", "cluster_info_parameter", "secrets_key_arn"), "x"
+    )
+    numbers: dict[str, Any] = dict.fromkeys(("sleep_after_minutes", "run_max_hours", "run_max_usd"), 1)
+    of_head = head(common, **names, **numbers, cpu_workers=True)
+    made = (of_head, worker(common, head_host="x", pool=contract.CPU_POOL))
+    parts = [part for each in made for part in each["environment"]]
+    return {part["name"] for part in [*parts, *of_head["secrets"]]}
+
+
+# Environment variables that the containers or ECS set, so users can't.
+OWN_VARIABLES = _own_variables()

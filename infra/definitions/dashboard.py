@@ -24,7 +24,13 @@ def body(*, region: str, namespace: str, cluster: str, services: dict[str, str])
     """
     others = services.keys() - {"head", WORKERS, CPU_WORKERS}
     gpus = _gpus(namespace, f"GPUs of {WORKERS}" if others else "GPUs")
-    graphs = {**_training(namespace), **gpus, **_ecs(cluster, services)}
+    graphs: dict[str, Lines] = {
+        "Loss": [_own(namespace, "TrainLoss", "train"), _own(namespace, "TestLoss", "test")],
+        "Test accuracy": [_own(namespace, "TestAccuracy", "test accuracy")],
+        "Samples a second, all workers": [_own(namespace, "SamplesPerSecond", "samples/s")],
+        **gpus,
+        **_ecs(cluster, services),
+    }
     if CPU_WORKERS in services:
         graphs["CPUs of the CPU workers"] = [
             _own(namespace, "CPUs", "in the cluster"),
@@ -33,14 +39,6 @@ def body(*, region: str, namespace: str, cluster: str, services: dict[str, str])
     if others:
         graphs["GPUs and CPUs of the other node groups"] = [_of_others(namespace)]
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
-
-
-def _training(namespace: str) -> dict[str, Lines]:
-    return {
-        "Loss": [_own(namespace, "TrainLoss", "train"), _own(namespace, "TestLoss", "test")],
-        "Test accuracy": [_own(namespace, "TestAccuracy", "test accuracy")],
-        "Samples a second, all workers": [_own(namespace, "SamplesPerSecond", "samples/s")],
-    }
 
 
 def _gpus(namespace: str, title: str) -> dict[str, Lines]:

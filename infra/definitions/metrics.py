@@ -42,3 +42,13 @@ def of_service(
     """ECS metric of one service; Container Insights publishes none without a running task."""
     dimensions = {"ClusterName": cluster, "ServiceName": service}
     return Metric(namespace=namespace, name=name, stat=stat, dimensions=dimensions)
+
+
+def of_group(group: Name) -> dict[str, Metric]:
+    """Numbers of running and of wanted instances of an Auto Scaling group, by their names in expressions."""
+    names = {"instances": "GroupInServiceInstances", "wanted": "GroupDesiredCapacity"}
+    dimensions = {"AutoScalingGroupName": group}
+    return {
+        key: Metric(namespace=AUTO_SCALING, name=name, stat="Maximum", dimensions=dimensions)
+        for key, name in names.items()
+    }

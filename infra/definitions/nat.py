@@ -6,8 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from infra.definitions import sleep
-from infra.definitions.metrics import AUTO_SCALING, Metric, Name
-from infra.definitions.user_data import AMI_PARAMETER, RESOLVE
+from infra.definitions.metrics import Metric, Name, of_group
+from infra.definitions.user_data import AMI_PARAMETER, RESOLVE, run_unit
 
 # Two network interfaces, 5 Gbit/s for minutes and 32 Mbit/s for ever.
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/gp.html
@@ -63,25 +63,11 @@ done
 # No container runs here, and Docker would drop forwarded packets. The private interface is this unit's alone: Amazon
 # Linux would otherwise give it a default route and a routing policy.
 # https://github.com/amazonlinux/amazon-ec2-net-utils
-RUN_UNIT = f"""
+RUN_UNIT = """
 systemctl mask --now --no-block ecs amazon-ecs-volume-plugin docker docker.socket containerd
 ln -sf /dev/null /etc/udev/rules.d/99-vpc-policy-routes.rules
 networkctl reload
-chmod +x {SCRIPT}
-cat > /etc/systemd/system/{UNIT}.service <<'EOF'
-[Unit]
-Description=NAT for the private subnets
-StartLimitIntervalSec=0
-[Service]
-ExecStart={SCRIPT}
-Restart=always
-RestartSec=1
-StandardOutput=journal+console
-[Install]
-WantedBy=multi-user.target
-EOF
-systemctl enable --now --no-block {UNIT}
-"""
+""" + run_unit(UNIT, "NAT for the private subnets", "StandardOutput=journal+console")
 # 1 while a request or the head needs the internet. MAX skips missing values.
 NEEDED = "MAX([requested, instances, wanted])"
 # Workers end before the head does. One that has not would stay registered with ECS: it is deregistered only while its
@@ -125,12 +111,4 @@ def user_data(private: PrivateInterface) -> str:
 
 def metrics(namespace: Name, head_group: Name) -> dict[str, Metric]:
     """CloudWatch metrics by their name in the expression; the head's group publishes the number of its instances."""
-    of_group = {"AutoScalingGroupName": head_group}
-    numbers = {"instances": "GroupInServiceInstances", "wanted": "GroupDesiredCapacity"}
-    return {
-        "requested": sleep.metrics(namespace)["requested"],
-        **{
-            key: Metric(namespace=AUTO_SCALING, name=name, stat="Maximum", dimensions=of_group)
-            for key, name in numbers.items()
-        },
-    }
+    return {"requested": sleep.metrics(namespace)["requested"], **of_group(head_group)}

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
-
-class Statement(TypedDict):
-    """Statement of a policy document."""
-
-    Effect: str
-    Principal: NotRequired[str | dict[str, str]]
-    Action: str | list[str]
-    Resource: NotRequired[str | list[str]]
-    Condition: NotRequired[dict[str, Any]]
+if TYPE_CHECKING:
+    from infra.types import Location
 
 
-class Policy(TypedDict):
-    """Policy document."""
-
-    Version: str
-    Statement: list[Statement]
-
+Statement = Policy = dict[str, Any]
 
 # Actions of Session Manager's agent, which replace SSH and an open port. AWS's AmazonSSMManagedInstanceCore would also
 # let every user with a session read all parameters of the account.
@@ -61,19 +49,6 @@ PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
 # A parameter of the advanced tier, which an account can have as its default, takes a data key.
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/secure-string-parameter-kms-encryption.html
 WRITE_SECRETS = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
-# Actions without resource-level permissions, and the reason why each is acceptable.
-# https://docs.aws.amazon.com/service-authorization/latest/reference/
-WILDCARD_ACTIONS = {
-    "ecr:GetAuthorizationToken": "the token is for the whole registry; pull and push are restricted to a repository",
-    "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
-    SPOT_PRICES: "spot prices are public and have no resource",
-    **dict.fromkeys(
-        (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
-    ),
-    **dict.fromkeys(SESSION_MANAGER, "Session Manager has no resources; an agent answers only for its instance"),
-    **dict.fromkeys(LOOK_AT_CLUSTER, "read-only; a condition restricts the cluster"),
-    "ecs:DiscoverPollEndpoint": "returns the address of ECS, reads and changes nothing",
-}
 # Actions of the ECS agent on its cluster and its instance. AWS's AmazonEC2ContainerServiceforEC2Role allows them in
 # every cluster of the account, and all of ECR and CloudWatch Logs, which only the execution role has here.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerservice.html
@@ -115,31 +90,15 @@ def assumed_by(service: str, **conditions: dict[str, str]) -> Policy:
     return _policy(statement)
 
 
-def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
-    """Trust policy of a task role: ECS assumes it only for tasks of this account and region.
+def assumed_for(service: str, source_arn: str) -> Policy:
+    """Trust policy of a role that a service assumes only for resources of one account and region.
 
+    A project of CodeBuild keeps its physical name when its component is renamed, so `source_arn` is without a name.
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-iam-roles.html
-    """
-    source = f"arn:{partition}:ecs:{region}:{account}:*"
-    return assumed_by(
-        "ecs-tasks.amazonaws.com",
-        ArnLike={"aws:SourceArn": source},
-        StringEquals={"aws:SourceAccount": account},
-    )
-
-
-def assumed_by_codebuild(*, partition: str, region: str, account: str) -> Policy:
-    """Trust policy of the role of a CodeBuild project, for projects of this account and region.
-
-    A project keeps its physical name when its component is renamed, so the component's name can't be a condition.
     https://docs.aws.amazon.com/codebuild/latest/userguide/cross-service-confused-deputy-prevention.html
     """
-    source = f"arn:{partition}:codebuild:{region}:{account}:project/*"
-    return assumed_by(
-        "codebuild.amazonaws.com",
-        ArnLike={"aws:SourceArn": source},
-        StringEquals={"aws:SourceAccount": account},
-    )
+    account = source_arn.split(":")[4]
+    return assumed_by(service, ArnLike={"aws:SourceArn": source_arn}, StringEquals={"aws:SourceAccount": account})
 
 
 def image_build(*, repository_arn: str, source_arn: str, bucket_arn: str, log_group_arn: str, keys_arn: str) -> Policy:
@@ -170,10 +129,9 @@ def ecs_agent(cluster_arn: str) -> Policy:
     )
 
 
-def session_manager(*, partition: str, region: str, account: str) -> Policy:
+def session_manager(instances_arn: str) -> Policy:
     """Policy of an instance for sessions with Session Manager."""
-    instances = f"arn:{partition}:ec2:{region}:{account}:instance/*"
-    return _policy(_allow(["ssm:UpdateInstanceInformation"], instances), _allow(list(SESSION_MANAGER), "*"))
+    return _policy(_allow(["ssm:UpdateInstanceInformation"], instances_arn), _allow(list(SESSION_MANAGER), "*"))
 
 
 def nat_instance(*, interface_arn: str, profile_arn: str) -> Policy:
@@ -202,8 +160,12 @@ def execution(
     decrypt through SSM. So kms:Decrypt is required only for a customer managed key.
     """
     secret = [_allow(["secretsmanager:GetSecretValue"], registry_secret_arn)] if registry_secret_arn else []
+    pull = []
+    if image := ECR_IMAGE.match(image_uri):  # other registries need no statement
+        repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['name']}"
+        pull = [_allow(["ecr:GetAuthorizationToken"], "*"), _allow(list(PULL), repository)]
     return _policy(
-        *_pull(partition, image_uri),
+        *pull,
         _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),
         _allow(["ssm:GetParameters"], token_arn),
         *secret,
@@ -230,19 +192,10 @@ def training(
 
     The whole bucket, since a cluster is one trust domain and a Ray program may store checkpoints anywhere in it.
 
-    Args:
-        partition: AWS partition of the data buckets.
-        bucket_arn: The stack's bucket.
-        tasks_arn: The cluster's tasks; a task protects itself from scale-in.
-        metrics_namespace: CloudWatch namespace to publish to.
-        parameter_arn: Parameter of ClusterInfo; it comes with read access to Auto Scaling groups and spot prices.
-        cluster_arn: The ECS cluster, whose services, tasks and instances to read.
-        own_group_arn: Auto Scaling group of the task's instance, which the task can have replaced.
-        data_buckets: Buckets to read, each as `bucket` or `bucket/prefix`.
-        secrets_arn: SSM parameters with the secrets of runs.
-        writes_secrets: True to create and delete these parameters as well.
-        job_secrets: Secrets Manager secrets to read.
-        kms_key_arn: Customer managed key, if there is one.
+    A task protects itself from scale-in (`tasks_arn`), and can have its instance replaced (`own_group_arn`). The
+    parameter of ClusterInfo comes with read access to Auto Scaling groups and spot prices, the cluster with that to its
+    services, tasks and instances. `secrets_arn` are SSM parameters with the secrets of runs, and `job_secrets` those of
+    Secrets Manager. Data buckets are `bucket` or `bucket/prefix`.
     """
     statements: list[Statement] = [
         _allow(["s3:ListBucket"], bucket_arn),
@@ -305,27 +258,18 @@ def open_endpoint() -> Policy:
 
 def endpoint(account: str) -> Policy:
     """Policy of a VPC endpoint for principals of this account, so that no data leaves with other credentials."""
-    return _policy(_own_account(account))
+    own_account = {"StringEquals": {"aws:PrincipalAccount": account}}
+    return _policy({"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*", "Condition": own_account})
 
 
-def s3_endpoint(*, partition: str, region: str, account: str) -> Policy:
+def s3_endpoint(location: Location) -> Policy:
     """Policy of the S3 endpoint for principals of this account, and for anonymous reads of AWS's buckets.
 
     Buckets of other accounts remain accessible to this account's roles, as far as their policies allow.
     """
-    buckets = [f"arn:{partition}:s3:::{name.format(region=region)}/*" for name in BUCKETS_OF_AWS]
+    buckets = [f"arn:{location.partition}:s3:::{name.format(region=location.region)}/*" for name in BUCKETS_OF_AWS]
     read: Statement = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": buckets}
-    return _policy(_own_account(account), read)
-
-
-def _own_account(account: str) -> Statement:
-    return {
-        "Effect": "Allow",
-        "Principal": "*",
-        "Action": "*",
-        "Resource": "*",
-        "Condition": {"StringEquals": {"aws:PrincipalAccount": account}},
-    }
+    return _policy(*endpoint(location.account)["Statement"], read)
 
 
 def _secrets(parameters_arn: str | None, secret_arns: Sequence[str], key_arn: str, *, writes: bool) -> list[Statement]:
@@ -373,18 +317,6 @@ def _read(partition: str, sources: Sequence[str]) -> list[Statement]:
     ]
     whole_buckets = [_allow(["s3:ListBucket"], whole)] if whole else []
     return [_allow(["s3:GetObject"], objects), *whole_buckets, *parts] if objects else []
-
-
-def _pull(partition: str, image_uri: str) -> list[Statement]:
-    """Statements to pull an image from a private ECR repository; other registries need none."""
-    image = ECR_IMAGE.match(image_uri)
-    if image is None:
-        return []
-    repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['name']}"
-    return [
-        _allow(["ecr:GetAuthorizationToken"], "*"),
-        _allow(list(PULL), repository),
-    ]
 
 
 def _allow(actions: list[str], resource: str | list[str]) -> Statement:

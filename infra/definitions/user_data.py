@@ -68,26 +68,25 @@ while true; do
   sleep 1
 done
 """
-RUN_NOTICES_UNIT = f"""
-cat > {NOTICES_SCRIPT} <<'EOF'
-{PASS_ON_NOTICES}EOF
-chmod +x {NOTICES_SCRIPT}
-cat > /etc/systemd/system/{NOTICES_UNIT}.service <<'EOF'
-[Unit]
-Description=Notices of EC2 for the containers
-StartLimitIntervalSec=0
-[Service]
-ExecStart={NOTICES_SCRIPT}
-Restart=always
-RestartSec=1
-[Install]
-WantedBy=multi-user.target
-EOF
-systemctl enable --now --no-block {NOTICES_UNIT}
-"""
 # Public SSM parameters of AWS, and the prefix of an image ID that names one.
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
 RESOLVE = "resolve:ssm:"
+
+
+def run_unit(unit: str, description: str, *options: str) -> str:
+    """Shell commands that start the script of a systemd unit now and at each boot, and again whenever it ends."""
+    script = f"/usr/local/bin/{unit}"
+    service = ["[Service]", f"ExecStart={script}", "Restart=always", "RestartSec=1", *options]
+    return "\n".join(
+        [
+            f"chmod +x {script}",
+            f"cat > /etc/systemd/system/{unit}.service <<'EOF'",
+            *("[Unit]", f"Description={description}", "StartLimitIntervalSec=0"),
+            *service,
+            *("[Install]", "WantedBy=multi-user.target", "EOF"),
+            f"systemctl enable --now --no-block {unit}\n",
+        ]
+    )
 
 
 def machine_image(*, gpu: bool) -> str:
@@ -126,4 +125,6 @@ def user_data(cluster_name: str) -> str:
     }
     lines = [f"{key}={value}" for key, value in agent.items()]
     configure = ["cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF"]
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, RUN_NOTICES_UNIT])
+    notices = ["", f"cat > {NOTICES_SCRIPT} <<'EOF'", f"{PASS_ON_NOTICES}EOF"]
+    unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
+    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit])

@@ -17,7 +17,7 @@ from infra.config.args import defaults
 from infra.config.worker_pool import WorkerPoolArgs
 from infra.definitions.nat import UNNEEDED_MINUTES
 from infra.errors import Refusal, SettingError
-from infra.types import Alerts, Scale
+from infra.types import Scale
 from ray_on_ecs.contract import key_of
 from tests.infra.fake_aws import Cloud
 
@@ -496,8 +496,8 @@ def test_counts_and_idle_time_give_the_scale(cloud: Cloud, config: dict[str, str
 
 
 def test_alerts_combine_email_and_budget(cloud: Cloud) -> None:
-    made = load(cloud, alertEmail=" team+gpu@mail.example.co.uk ", monthlyBudgetUsd="900").alerts
-    assert made == Alerts(email="team+gpu@mail.example.co.uk", monthly_usd=900)
+    made = load(cloud, alertEmail=" team+gpu@mail.example.co.uk ", monthlyBudgetUsd="900")
+    assert (made.alert_email, made.monthly_budget_usd) == ("team+gpu@mail.example.co.uk", 900)
 
 
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com/ray:1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.cluster import Cluster, ClusterArgs
-from infra.config import end_services
+from infra.config.services import end_services
 from tests.infra.fake_aws import ECS_CLUSTER, REGION, Cloud
 
 

@@ -290,10 +290,10 @@ def told(consequence: str, cloud: Cloud, warnings: list[str], question: Question
     cloud.amis = {AMI: {}, GPU_AMI: {}}
     if consequence == REFUSE:
         with pytest.raises(SettingError) as refused:
-            cloud.run(lambda: lookups.ask(question))
+            cloud.run(lambda: next(lookups.ask_all([question])))
         lines = [str(refused.value)]
     else:
-        cloud.run(lambda: lookups.ask(question))
+        cloud.run(lambda: next(lookups.ask_all([question])))
         lines = [line for line in warnings if problem in line]
     assert len(lines) == (0 if consequence == IGNORE else 1)
     for line in lines:
@@ -306,7 +306,7 @@ def told(consequence: str, cloud: Cloud, warnings: list[str], question: Question
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_good_answers_need_no_line(cloud: Cloud, warnings: list[str], row: Row) -> None:
     cloud.amis = {AMI: {}, GPU_AMI: {}}
-    assert cloud.run(lambda: lookups.ask(row.question))
+    assert cloud.run(lambda: next(lookups.ask_all([row.question])))
     assert not warnings
 
 
@@ -410,10 +410,10 @@ def test_silent_s3_says_nothing(cloud: Cloud, warnings: list[str]) -> None:
     )
     cloud.s3_answers = {"head_bucket": "403", "head_bucket_by_owner": "403"} | {f"get_{call}": "403" for call in calls}
     for row in [row for row in ROWS if row.function == "S3"]:
-        cloud.run(lambda row=row: lookups.ask(row.question))
+        cloud.run(lambda row=row: next(lookups.ask_all([row.question])))
     cloud.s3_answers = {**cloud.s3_answers, "get_bucket_versioning": {"Status": "Enabled"}}
     for row in [row for row in ROWS if row.function == "S3"]:
-        cloud.run(lambda row=row: lookups.ask(row.question))
+        cloud.run(lambda row=row: next(lookups.ask_all([row.question])))
     assert not warnings
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infra.definitions import dashboard
 from infra.monitoring import Monitoring, MonitoringArgs
-from infra.types import Alerts, ServiceRef
+from infra.types import ServiceRef
 from tests.infra.fake_aws import REGION, Cloud
 from tests.infra.test_node_scaling import value
 
@@ -29,7 +29,8 @@ def monitoring(cloud: Cloud, email: str = "", partition: str = "aws", **more: st
                 "head": ServiceRef(cluster=cluster, name=head),
                 "workers": ServiceRef(cluster=cluster, name=workers),
             },
-            alerts=Alerts(email=email, monthly_usd=500),
+            alert_email=email,
+            monthly_budget_usd=500,
             sleeping_group=more.get("sleeping_group"),
         )
         Monitoring(more.get("name", "monitoring"), args)

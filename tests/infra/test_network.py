@@ -16,9 +16,6 @@ from infra.network import WITHOUT_POLICY, Network, NetworkArgs
 from infra.types import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, Registered
 
-SHARED_TAGS = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev"}
-
-
 EXISTING = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"})
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 NAMES = {service: f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS}
@@ -88,7 +85,6 @@ def test_s3_gateway_endpoint_serves_the_private_subnets(cloud: Cloud) -> None:
         "vpcEndpointType": "Gateway",
         "routeTableIds": ["network-vpc-private-routes-id"],
         "policy": json.dumps(policies.open_endpoint()),
-        "tags": {"Name": "dev-network-vpc-s3", **SHARED_TAGS},
     }
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from infra.definitions import policies
-from tests.iam import is_allowed
+from infra.types import Location
+from tests.iam import WILDCARD_ACTIONS, is_allowed
 
 BUCKET = "arn:aws:s3:::runs-bucket"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray"
@@ -131,7 +132,7 @@ def test_only_who_waits_for_workers_reads_the_cluster() -> None:
     cluster = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
     *_, look, instances = policies.training(partition="aws", bucket_arn=BUCKET, cluster_arn=cluster)["Statement"]
     assert look["Condition"] == {"ArnEquals": {"ecs:cluster": cluster}}
-    assert set(look["Action"]) <= policies.WILDCARD_ACTIONS.keys()
+    assert set(look["Action"]) <= WILDCARD_ACTIONS.keys()
     assert instances["Resource"] == [cluster, "arn:aws:ecs:us-west-2:123456789012:capacity-provider/*"]
 
 
@@ -139,7 +140,7 @@ def test_worker_role_can_replace_instances_of_its_group() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
     *_, look, mark = policies.training(partition="aws", bucket_arn=BUCKET, own_group_arn=group)["Statement"]
     assert look["Resource"] == "*"
-    assert set(look["Action"]) <= policies.WILDCARD_ACTIONS.keys()
+    assert set(look["Action"]) <= WILDCARD_ACTIONS.keys()
     assert (mark["Action"], mark["Resource"]) == (["autoscaling:SetInstanceHealth"], group)
 
 
@@ -172,8 +173,8 @@ def test_endpoints_are_for_principals_of_the_account() -> None:
     """A condition on the resource's account would close AWS's own resources and data buckets of other accounts."""
     (allow,) = policies.endpoint("123456789012")["Statement"]
     assert allow["Condition"] == {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
-    arguments = {"partition": "aws-cn", "region": "cn-north-1", "account": "123456789012"}
-    own, of_aws = policies.s3_endpoint(**arguments)["Statement"]
+    location = Location(partition="aws-cn", region="cn-north-1", account="123456789012", zones=())
+    own, of_aws = policies.s3_endpoint(location)["Statement"]
     assert own == allow
     assert of_aws["Action"] == "s3:GetObject"
     layers, *_ = of_aws["Resource"]

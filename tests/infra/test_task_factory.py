@@ -220,7 +220,7 @@ def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> No
     expected = policies.training(**common, secrets_arn=secrets, **grants[kind])
     assert json.loads(training["policy"]) == expected
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
-    of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)
+    of_tasks = policies.assumed_for("ecs-tasks.amazonaws.com", f"arn:aws:ecs:{REGION}:{ACCOUNT}:*")
     assert trusted == of_tasks
 
 

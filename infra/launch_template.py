@@ -1,0 +1,57 @@
+"""EC2 launch template of instances with one network interface, an encrypted disk and required metadata tokens."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.definitions.user_data import ROOT_DEVICE
+
+
+def launch_template(
+    name: str,
+    profile: aws.iam.InstanceProfile,
+    *,
+    group_id: pulumi.Input[str],
+    user_data: pulumi.Output[str],
+    disk_gib: int,
+    disk_throughput: int | None = None,
+    kms_key_arn: pulumi.Input[str],
+    is_public: bool = False,
+    **options: Any,
+) -> aws.ec2.LaunchTemplate:
+    """Create a launch template; `options` are others of aws.ec2.LaunchTemplate."""
+    return aws.ec2.LaunchTemplate(
+        name,
+        iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
+        network_interfaces=[
+            aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                device_index=0,
+                # Overrides the subnet's setting, which may assign public addresses.
+                associate_public_ip_address=str(is_public).lower(),
+                security_groups=[group_id],
+                delete_on_termination="true",
+            )
+        ],
+        user_data=user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
+        metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+            http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+        ),
+        block_device_mappings=[
+            aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+                device_name=ROOT_DEVICE,
+                ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+                    volume_size=disk_gib,
+                    throughput=disk_throughput,
+                    volume_type="gp3",
+                    encrypted="true",
+                    kms_key_id=kms_key_arn or None,
+                    delete_on_termination="true",
+                ),
+            )
+        ],
+        **options,
+    )
