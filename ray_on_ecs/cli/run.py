@@ -35,11 +35,11 @@ from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cli.stop import stop_run
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit, run_of
+from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, LimitReached, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
-from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, SECRETS, THEN_STOP
+from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, RUN, SECRETS, THEN_STOP
 from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
@@ -135,7 +135,7 @@ def _run(
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
     with _interruptible(cluster, name):
-        run = run_of(name, cluster.storage_path)
+        run = dict(zip(RUN, (name, cluster.storage_path), strict=True))  # under another path it is another run
 
         def upload() -> Callable[[], dict[str, str]]:
             note(f"uploading {config.folder}")

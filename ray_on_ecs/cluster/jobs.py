@@ -45,19 +45,15 @@ Jobs = MachineJobs | RemoteJobs
 WriteDocument = Callable[[], dict[str, str]]
 
 
-def run_of(name: str, storage_path: str) -> dict[str, str]:
-    """Return the metadata that all jobs of a run share. A name under another storage path is another run."""
-    return {"run_name": name, "storage_path": storage_path}
-
-
 def find_or_submit(
     jobs: Jobs, run: dict[str, str], uri: str, upload: Callable[[], WriteDocument], *, follows: bool = True
 ) -> str:
     """Return the ID of the run's active job, or else of a new one, and print it; any error if the job is not accepted.
 
-    `run` is that of `run_of`, `uri` the folder with the document, and `upload` stores the code unless the run is under
-    way; its result writes the document, directly before the submission, so that it stays that of a run under way. If
-    two commands are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
+    `run` is the metadata that all its jobs share, `uri` the folder with the document, and `upload` stores the code
+    unless the run is under way; its result writes the document, directly before the submission, so that it stays that
+    of a run under way. If two commands are that close nevertheless, the job of the other document refuses this one
+    (`RunDocument.read`).
     """
     name = run["run_name"]
     write: WriteDocument | None = None

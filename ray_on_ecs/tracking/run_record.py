@@ -133,7 +133,7 @@ class RunRecord:
         self._hours: Mapping[InstanceKind, float] = {}
         self._instances: Callable[[], Mapping[InstanceKind, int]] = dict
         self._end_log = EndLog(time.monotonic())
-        self._limits = getattr(config, "max_hours", 0.0), getattr(config, "max_usd", 0.0)
+        self._limits = config.max_hours, config.max_usd
         self._workers: int | None = None
 
     @contextmanager
