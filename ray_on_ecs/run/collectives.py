@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
+from ray_on_ecs.node.labels import instance_id
 from ray_on_ecs.run import flight_recorder
 
 # A distribution with this name and one entry point, which `import torch` calls.
@@ -80,7 +78,7 @@ def readings(folder: Path) -> list[Reading]:
             {key: tuple(ranks) for key, ranks in document["groups"].items()},
             document["p2p"],
             [(key, sequence, began) for key, sequence, began in document["arrivals"]],
-            _instance(),
+            instance_id(),
         )
         for document in _documents(folder)
         if document["number"]
@@ -99,15 +97,6 @@ def install(folder: Path) -> Path:
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (path / f"{NAME}.py").write_bytes(Path(flight_recorder.__file__).read_bytes())
     return path
-
-
-@cache
-def _instance() -> str:
-    """Return the ID of this EC2 instance; nothing elsewhere."""
-    try:
-        return str(json.loads(Path(os.environ[INSTANCE_FILE_VARIABLE]).read_text())[INSTANCE_ID])
-    except (LookupError, OSError, TypeError, ValueError):
-        return ""
 
 
 def _documents(folder: Path) -> list[dict[str, Any]]:

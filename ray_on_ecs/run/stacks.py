@@ -17,6 +17,7 @@ import psutil
 import ray_on_ecs
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import supervisor
+from ray_on_ecs.run.collectives import Last
 
 # For all processes of a worker; one takes some 20 ms.
 READ_SECONDS = 20.0
@@ -90,16 +91,6 @@ class ProcessStacks:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The last collective that a rank has joined: kind, process group, number in it, and since when (Unix time)."""
-
-    kind: str
-    group: str
-    number: int
-    began: float
-
-
-@dataclass(frozen=True)
 class Stacks:
     """Stacks of a worker's script.
 
@@ -115,7 +106,7 @@ class Stacks:
     processes: tuple[ProcessStacks, ...] = ()
     words: str = ""
     node: str = ""
-    joined: Joined | None = None
+    joined: Last | None = None
 
     def __str__(self) -> str:
         texts = [_text(process) for process in self.processes]
@@ -130,11 +121,6 @@ def read(root: int) -> tuple[ProcessStacks, ...]:
         return ()
     deadline = time.monotonic() + READ_SECONDS
     return tuple(process for each in supervised if (process := _read(each, deadline)))
-
-
-def last_collective(folder: Path) -> Joined | None:
-    """Return the last collective that a script has joined, by the folder of its messages; None if it is not known."""
-    return None
 
 
 def in_words(words: str) -> tuple[Thread, ...]:

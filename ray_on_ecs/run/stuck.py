@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ray_on_ecs.run.collectives import Last
 from ray_on_ecs.run.position import HAS, IS, IS_IN, WAITS, Position, position_of
-from ray_on_ecs.run.stacks import Joined, ProcessStacks, Stacks, in_words
+from ray_on_ecs.run.stacks import ProcessStacks, Stacks, in_words
 
 NO_PYTHON = "the script runs no Python process"
 # Groups of a sentence after the first one, and ranks that are named.
@@ -140,7 +141,7 @@ def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Pictu
     """
     positions: dict[int, Position] = {}
     nodes: dict[int, str] = {}
-    joined: dict[int, Joined] = {}
+    joined: dict[int, Last] = {}
     has_ranks = any(process.rank is not None for each in workers.values() for process in _processes(each))
     for worker, stacks in sorted(workers.items()):
         if isinstance(stacks, str):
@@ -182,7 +183,7 @@ def _processes(stacks: Stacks | str) -> Sequence[ProcessStacks]:
     return () if isinstance(stacks, str) else stacks.processes
 
 
-def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Joined]) -> dict[int, Position]:
+def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Last]) -> dict[int, Position]:
     """Return the places with the numbers of the collectives, where those of all ranks in a place are known.
 
     They are equal if the ranks wait in the same one. One that was joined just now may not be the last.
@@ -194,9 +195,10 @@ def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Joined]) -
         last = {rank: joined[rank] for rank in ranks if rank in joined}
         kinds, groups = {each.kind for each in last.values()}, {each.group for each in last.values()}
         latest = max((each.began for each in last.values()), default=math.inf)
-        is_one = kinds == {positions[ranks[0]].collective} and len(groups) == 1
+        collective = positions[ranks[0]].collective
+        is_one = bool(collective) and kinds <= {collective, ""} and len(groups) == 1  # NCCL does not say the kind
         if is_one and len(last) == len(ranks) and time.time() - latest >= SETTLED_SECONDS:
             for rank, each in last.items():
-                where = f"{each.kind} #{each.number}"
+                where = f"{collective} #{each.sequence}"
                 numbered[rank] = replace(positions[rank], verbs=WAITS, where=where, began=each.began)
     return numbered

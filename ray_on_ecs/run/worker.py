@@ -41,7 +41,7 @@ from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
 from ray_on_ecs.run.process import ProcessOptions, scripts_lock, wait_for_end
-from ray_on_ecs.run.stacks import Stacks, last_collective
+from ray_on_ecs.run.stacks import Stacks
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -386,7 +386,7 @@ class ScriptWorker:
         """Read the script's stacks."""
         instance, host = instance_id(), self._place.host
         node = ", ".join(name for name in (instance, host) if name and host != Place.host)
-        joined = last_collective(script.exchange)
+        joined = collectives.last(script.exchange)
         return Stacks(request, script.process.dump(), node=node, joined=joined)
 
     def _report_script(self, process: Process) -> None:

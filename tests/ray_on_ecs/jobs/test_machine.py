@@ -439,7 +439,8 @@ def test_second_command_follows_the_job_of_the_first(
         return lambda: written.append("document") or {}
 
     def command() -> None:
-        found.append(jobs.find_or_submit(MachineJobs(), jobs.run_of("mine", "/runs"), "/runs/mine", upload))
+        run = {"run_name": "mine", "storage_path": "/runs"}
+        found.append(jobs.find_or_submit(MachineJobs(), run, "/runs/mine", upload))
 
     threads = [threading.Thread(target=command) for _ in range(2)]
     for thread in threads:

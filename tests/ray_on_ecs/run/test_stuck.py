@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.run.stacks import Frame, Joined, ProcessStacks, Stacks, Thread, in_words
+from ray_on_ecs.run.collectives import Last
+from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread, in_words
 from ray_on_ecs.run.stuck import picture
 
 TORCH = "/usr/lib/python3.13/site-packages/torch"
@@ -155,28 +156,29 @@ def test_nodes_are_named() -> None:
     assert said(workers).endswith("; ranks 2 and 3 (i-1, 10.0.0.1) are in load_batch, data.py:88")
 
 
-def test_number_and_time_are_of_the_last_collective() -> None:
-    joined = Joined("all_reduce", "0", 1841, time.time() - 41.2)
+@pytest.mark.parametrize("kind", ["all_reduce", ""], ids=["Gloo", "NCCL"])
+def test_number_and_time_are_of_the_last_collective(kind: str) -> None:
+    joined = Last(kind, 1841, "0", time.time() - 41.2, is_done=False)
     for frames in (STEP, BACKWARD):
         workers = [replace(rank(*frames), joined=joined) for _ in range(3)]
         assert said([*workers, STUCK]) == (
             "3 ranks wait in all_reduce #1841; rank 3 is in load_batch, data.py:88, for 41 s"
         )
-    behind = replace(workers[0], joined=replace(joined, number=1840, began=time.time() - 60.2))
+    behind = replace(workers[0], joined=replace(joined, sequence=1840, began=time.time() - 60.2))
     assert said([*workers, behind]) == ("3 ranks wait in all_reduce #1841; rank 3 waits in all_reduce #1840, for 41 s")
 
 
 NUMBERS = {
-    "another kind": Joined("all_gather", "0", 1841, 0.0),
-    "another group": Joined("all_reduce", "1", 7, 0.0),
-    "just now": Joined("all_reduce", "0", 1842, math.inf),
+    "another kind": Last("all_gather", 1841, "0", 0.0, is_done=False),
+    "another group": Last("all_reduce", 7, "1", 0.0, is_done=False),
+    "just now": Last("all_reduce", 1842, "0", math.inf, is_done=False),
     "unknown": None,
 }
 
 
 @pytest.mark.parametrize("case", NUMBERS)
 def test_number_that_is_not_certain_names_no_rank(case: str) -> None:
-    workers = [replace(rank(*STEP), joined=Joined("all_reduce", "0", 1841, 0.0)) for _ in range(3)]
+    workers = [replace(rank(*STEP), joined=Last("all_reduce", 1841, "0", 0.0, is_done=False)) for _ in range(3)]
     assert said([*workers, replace(workers[0], joined=NUMBERS[case])]) == "all 4 ranks wait in all_reduce, train.py:40"
 
 
