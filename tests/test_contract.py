@@ -323,7 +323,7 @@ def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
     called = set()
     for path in (ROOT / "ray_on_ecs").rglob("*.py"):
         text = path.read_text()
-        calls = re.findall(r'\bcall[(,]\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', text)
+        calls = re.findall(r'\bcall\(\s*[\w.]*stack,\s*"([\w-]+)",\s*"(\w+)"', text)
         for service, method in [*calls, *re.findall(r'\bask\("(ec2)", "(\w+)"', text)]:
             action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
             called.add(ACTIONS.get(action, action))

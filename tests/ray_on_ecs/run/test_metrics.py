@@ -20,6 +20,12 @@ from ray_on_ecs.tracking.end import Steps
 PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}
 
 
+@pytest.fixture(autouse=True)
+def no_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the number of all steps that another test's training has reported."""
+    monkeypatch.setattr(sdk, "_total", None)
+
+
 def values(log: MetricsLog) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if name != "time"} for each in log.records]
 
@@ -266,7 +272,6 @@ def test_total_of_the_steps_holds_until_another(
 ) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(sdk, "_total", None)
     log, reader = MetricsLog({}), ReportReader(tmp_path)
 
     def steps_after(*arguments: Any) -> Steps | None:
@@ -286,7 +291,6 @@ def test_total_of_the_steps_holds_until_another(
 def test_total_of_a_fast_step_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sdk, "_reported_at", -math.inf)
-    monkeypatch.setattr(sdk, "_total", None)
     sdk.progress(1)
     sdk.progress(2, 100)
     monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
