@@ -314,18 +314,17 @@ def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord
 
 
 def test_taken_over_run_is_not_written(storage: RunStorage, record: RunRecord) -> None:
-    held = True
+    is_taken = threading.Event()
 
-    def lose() -> None:
-        nonlocal held
-        with record.closing(lambda: held), record.training(monitor(), {}, 2):
-            until(lambda: status(storage))
-            held = False
+    def is_ours() -> bool:  # another command takes the run over between two writes
+        if not is_taken.is_set() and status(storage):
             storage.write("status.json", "of the other")
-            raise SystemExit(15)
+            is_taken.set()
+        return not is_taken.is_set()
 
-    with pytest.raises(SystemExit):
-        lose()
+    with pytest.raises(SystemExit), record.closing(is_ours), record.training(monitor(), {}, 2):
+        until(is_taken.is_set)
+        raise SystemExit(15)
     assert storage.read("status.json") == b"of the other"
     assert not storage.exists("report.html")
 
