@@ -322,9 +322,13 @@ def test_taken_over_run_is_not_written(storage: RunStorage, record: RunRecord) -
             is_taken.set()
         return not is_taken.is_set()
 
-    with pytest.raises(SystemExit), record.closing(is_ours), record.training(monitor(), {}, 2):
-        until(is_taken.is_set)
-        raise SystemExit(15)
+    def lose() -> None:
+        with record.closing(is_ours), record.training(monitor(), {}, 2):
+            until(is_taken.is_set)
+            raise SystemExit(15)
+
+    with pytest.raises(SystemExit):
+        lose()
     assert storage.read("status.json") == b"of the other"
     assert not storage.exists("report.html")
 
