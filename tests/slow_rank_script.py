@@ -241,6 +241,7 @@ def main() -> None:
         reader: Any = import_module("ray_on_ecs_flight_recorder")
         reader.Reader(os.environ[reader.FOLDER_VARIABLE]).look(time.time())
     dist.destroy_process_group()
+    os._exit(0)  # else a thread of Gloo may end the process by an error, with and without the reader
 
 
 if __name__ == "__main__":

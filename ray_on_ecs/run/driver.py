@@ -98,7 +98,7 @@ def run(admitted: Admission) -> dict[str, Any]:
         summary |= {"restarts": record.restarts, "starts": record.starts.documents(time.time())}
         if record.pool:
             summary |= {"pool": record.pool, "pools": record.pools}
-        if record.waits:
+        if record.waits or record.slow:
             summary |= {"slow": record.slow, "waits": record.waits}
         result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
         print_summary(result, config, storage)
@@ -147,6 +147,7 @@ class RunDriver:
         self._error: TrainingError | None = None  # with which the run ends
         self._ends_at = math.inf  # the run's limit (monotonic time), once a start ends
         self._stacks = StacksRequest()
+        self._slow_ranks = SlowRanks(self._record.slow)
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -475,6 +476,7 @@ class RunDriver:
         self._ended_for: Reason | None = None
         self._failure: Failure | None = None
         self._nodes = Nodes(mpi=self._config.mpi)
+        self._slow_ranks.end(time.time())
         self._slow_ranks = SlowRanks(self._record.slow)
         self._has_stacks = self._has_errors = False
         self._last: WorkerStatuses = {}

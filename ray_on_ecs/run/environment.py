@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,8 +102,10 @@ class ScriptEnvironment:
         """Return the variable by which the script's collectives are read, unless that is switched off."""
         if self.config.driver or variables.get(collectives.AUTOLOAD) == "0":
             return {}
-        paths = variables.get("PYTHONPATH"), str(collectives.install(exchange))
-        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        with suppress(OSError):  # a full disk: the script starts without the reader
+            paths = variables.get("PYTHONPATH"), str(collectives.install(exchange))
+            return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        return {}
 
     def wandb_variables(self, rank: int) -> dict[str, str]:
         """Return the variables with which `wandb.init()` continues a W&B run after restarts, unless the user sets them.

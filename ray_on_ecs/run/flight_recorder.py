@@ -28,6 +28,7 @@ LOOK_SECONDS = 2.0
 READ_SECONDS = 4
 STILL_LOOKS = 2  # with nothing new, after which a rank counts as waiting, and its last collective is read
 TICK_SECONDS = 0.01
+END_SECONDS = 5.0
 SAMPLED = ("nccl",)  # backends whose counters are looked at
 # A reading of 2000 collectives takes 30 ms of CPU time. It may take this share of the time, else the interval doubles.
 SHARE = 0.005
@@ -42,10 +43,16 @@ def start() -> None:
     if not folder or not hasattr(os, "register_at_fork"):
         return
     stop = threading.Event()
-    atexit.register(stop.set)
+    thread = threading.Thread(target=_run, args=(folder, stop), name="ray-on-ecs flight recorder", daemon=True)
+
+    def end() -> None:  # a thread in PyTorch's code while Python ends would end the process by an error
+        stop.set()
+        thread.join(END_SECONDS)
+
+    atexit.register(end)
     # A child that is forked during a look would inherit a lock of the recorder that nothing opens.
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-    threading.Thread(target=_run, args=(folder, stop), name="ray-on-ecs flight recorder", daemon=True).start()
+    thread.start()
 
 
 def _run(folder: str, stop: threading.Event) -> None:

@@ -266,7 +266,8 @@ class RunRecord:
                 self.earlier = earlier_of(before)
                 self.restarts[:0] = _restarts_in(before)
                 self.starts.follow(starts_in(before))
-                self.slow[:0] = slow_in(before)
+                # That of a driver that died ended with it.
+                self.slow[:0] = [{**each, "until": each["until"] or before.get("updated")} for each in slow_in(before)]
                 self.extents += before["extents"]
                 earlier = before.get("pools")
                 names = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []

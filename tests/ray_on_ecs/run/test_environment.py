@@ -58,6 +58,17 @@ def test_reader_of_collectives_is_last_on_the_path(
     assert (tmp_path / "autoload").exists() == str(found).endswith("autoload")
 
 
+def test_script_starts_without_the_reader_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    for write in ("write_bytes", "write_text"):
+        with monkeypatch.context() as full:
+            full.setattr(Path, write, fail)
+            assert start_of(tmp_path).environment.variables({}, tmp_path)["PYTHONPATH"] == "lib"
+
+
 def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
     found = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3, number=2).torchrun_variables()
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")

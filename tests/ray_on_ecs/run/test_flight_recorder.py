@@ -103,6 +103,7 @@ SCRIPTS = {
     "without torch": "",
     "that replaces the environment": "import os; os.environ.clear(); import torch",
     "that forks": "import os, torch; os.waitpid(os.fork() or os._exit(0), 0)",
+    "whose child ends as it does": "import os, sys, torch; pid = os.fork(); pid or sys.exit(); os.waitpid(pid, 0)",
 }
 
 
