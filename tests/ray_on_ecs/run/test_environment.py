@@ -1,5 +1,6 @@
 """The variables of a script match the variables that torchrun sets here."""
 
+import errno
 import json
 import subprocess
 import sys
