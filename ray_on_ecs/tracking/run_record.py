@@ -290,7 +290,8 @@ class RunRecord:
                 now, spent = time.monotonic(), status.get("spent") or {"seconds": 0.0}  # see run/limit.py
                 if line := self._end_log.line(end, now):
                     logger.info(line)
-                if line := self._end_log.warning(end, spent["seconds"] / 3600, now):
+                records = self._monitor.records if self._monitor else ()
+                if records and (line := self._end_log.warning(end, spent["seconds"] / 3600, now, records[0].seconds)):
                     logger.warning(line)
 
     def _write(self, state: State) -> bool:

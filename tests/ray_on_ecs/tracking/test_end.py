@@ -199,7 +199,65 @@ def test_log_of_a_short_or_unknown_run_has_no_line() -> None:
 )
 def test_limit_before_the_end_is_said_once(limits: tuple[float, float], line: str) -> None:
     log, end = EndLog(100.0, *limits), End(1200, 10_000, 3 * 3600.0, 12.4, 41.3)
-    assert not log.warning(end, 2.0, 110.0)
-    assert not log.warning(End(1200, 10_000, None, 12.4), 9.0, 200.0)
-    assert log.warning(end, 2.0, 200.0) == (line and f"to its last step the run needs {line}")
-    assert not log.warning(end, 3.0, 210.0) or not line
+    assert not log.warning(end, 2.0, 230.0, 110.0)
+    assert not log.warning(end, 2.0, 349.0, 110.0)
+    assert log.warning(end, 2.0, 350.0, 110.0) == (line and f"to its last step the run needs {line}")
+    assert not log.warning(end, 3.0, 500.0, 110.0)
+
+
+def warned_at(seen: Sequence[tuple[float, int]], total: int, max_hours: float, starts: Sequence[float] = ()) -> float:
+    """The time of a warning by looks every ten seconds; 0 without one. The scripts also start at `starts`."""
+    log, records, rest = EndLog(0.0, max_hours), (), [*starts]
+    due = 10.0
+    for seconds, step in seen:
+        if rest and seconds >= rest[0]:
+            records = ()
+            rest.pop(0)
+        records = noted(records, seconds, step)
+        while due <= seconds:
+            if log.warning(end_of(Steps(step, total), records, seconds), seconds / 3600, seconds, records[0].seconds):
+                return seconds
+            due += 10.0
+    return 0.0
+
+
+def steps_from(start: float, step: int, *paces: tuple[int, float]) -> list[tuple[float, int]]:
+    """The times of steps that take so long, in groups of a number and seconds."""
+    seen = [(start, step)]
+    for pace in (pace for number, pace in paces for _ in range(number)):
+        seen.append((seen[-1][0] + pace, seen[-1][1] + 1))
+    return seen
+
+
+QUICK = (600, 1.0)
+AGAIN = [*steps_from(500.0, 0, (1000, 1.0)), *steps_from(1600.0, 1000, (7, 10.0), QUICK)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "starts", "is_said"),
+    [
+        (steps_from(500.0, 0, (7, 10.0), QUICK), (), False),
+        (steps_from(500.0, 0, (1, 300.0), QUICK), (), False),
+        (steps_from(0.0, 0, (12, 10.0), QUICK), (), False),
+        (steps_from(0.0, 0, (7, 30.0), QUICK), (), False),
+        (AGAIN, (1600.0,), False),
+        (steps_from(0.0, 0, QUICK, (90, 10.0), QUICK), (), True),
+        (steps_from(500.0, 0, (100, 3.0)), (), True),
+    ],
+    ids=["slow first steps", "one", "many", "slower", "those of a restart", "slower for minutes", "slow"],
+)
+def test_warning_does_not_come_from_the_first_steps(
+    seen: Sequence[tuple[float, int]], starts: Sequence[float], is_said: bool
+) -> None:
+    assert bool(warned_at(seen, 30_000, 12.0, starts)) == is_said
+
+
+def test_warning_needs_estimates_of_two_minutes() -> None:
+    log, over, within = EndLog(0.0, 3.0), End(1, 9, 4 * 3600.0), End(1, 9, 2 * 3600.0)
+    for other in (within, End(1, 9)):
+        assert not log.warning(over, 0.0, 200.0, 0.0)
+        assert not log.warning(other, 0.0, 300.0, 0.0)
+        assert not log.warning(over, 0.0, 320.0, 0.0)
+        assert not log.warning(other, 0.0, 330.0, 0.0)
+    assert not log.warning(over, 0.0, 400.0, 0.0)
+    assert log.warning(over, 0.0, 520.0, 0.0)
