@@ -129,7 +129,7 @@ def steps(end: End) -> str:
 
 def cost(end: End) -> str:
     """Return the cost so far, with that at the end if it is known; empty if none is."""
-    return "" if end.usd is None else f"{end.usd:.2f} USD so far{at_end(end)}"
+    return "" if end.usd is None else f"{end.usd:,.2f} USD so far{at_end(end)}"
 
 
 def at_end(end: End) -> str:
@@ -152,10 +152,10 @@ def duration(seconds: float) -> str:
 
 
 def _rounded(number: float, least: float) -> str:
-    """Return a number of at least 0.1 with two digits that count, or with two decimals if that were below the least."""
+    """Return a number with two digits that count, or with two decimals if that does not show it above the least."""
     decimals = 1 - math.floor(math.log10(max(number, 0.1)))
     rounded = round(number, decimals)
-    return f"{number:,.2f}" if rounded < least else f"{rounded:,.{max(decimals, 0)}f}"
+    return f"{number:,.2f}" if rounded <= round(least, 2) else f"{rounded:,.{max(decimals, 0)}f}"
 
 
 class EndLog:
@@ -202,10 +202,10 @@ class EndLog:
 
     def _over(self, end: End, hours: float) -> list[str]:
         """Return each limit that comes before the end, in words."""
-        over = []
         at_end = 0.0 if end.seconds_left is None else hours + end.seconds_left / HOUR
-        if 0 < self._max_hours < at_end:
-            over.append(f"about {_rounded(at_end, self._max_hours)} hours, and --max-hours is {self._max_hours:g}")
-        if end.usd_at_end is not None and 0 < self._max_usd < end.usd_at_end:
-            over.append(f"about {_rounded(end.usd_at_end, self._max_usd)} USD, and --max-usd is {self._max_usd:g}")
-        return over
+        needs = (at_end, self._max_hours, "hours", "hours"), (end.usd_at_end or 0.0, self._max_usd, "USD", "usd")
+        return [
+            f"about {_rounded(number, most)} {unit}, and --max-{name} is {most:.15g}"
+            for number, most, unit, name in needs
+            if 0 < most < round(number, 2)
+        ]
