@@ -169,7 +169,7 @@ class MetricsLog:
         with self._lock:
             self.step, self._is_open, self._has_begun, self._bar = None, False, False, None
             self._tracebacks, self._printed, self.extent = TracebackLines(), PrintedNumbers(), Extent()
-            self._printed_steps, self.total = PrintedSteps(), None
+            self._printed_steps, self.total = PrintedSteps(begins_again=self._printed_steps.begins_again), None
 
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""
