@@ -29,9 +29,9 @@ class PrintedSteps:
 
     The training is the first count that is not at its end. Another one that begins before the first step of it is
     within each of its steps, as batches in a bar of epochs; one that begins later is a validation. A count that begins
-    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`; what follows
-    it in the same epoch is a validation. If lines count steps without their total, a bar that begins later, or ends
-    before, is not the training.
+    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`; another one
+    that follows in this epoch is a validation. If lines count steps without their total, a bar that begins later, or
+    ends before, is not the training.
 
     Attributes:
         begins_again: True once the count has begun again, also in an earlier start of the same script.
