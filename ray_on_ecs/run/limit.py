@@ -93,8 +93,8 @@ def counts(config: RunConfig, spent: Spent) -> list[Count]:
 
 def describe(config: RunConfig) -> str:
     """Return the limits in words; empty if there is none."""
-    hours = [f"{config.max_hours:g} h of running time"] * bool(config.max_hours)
-    return " or ".join([*hours, *[f"{config.max_usd:g} USD, {EXCLUDED}"] * bool(config.max_usd)])
+    hours = [f"{config.max_hours:.15g} h of running time"] * bool(config.max_hours)
+    return " or ".join([*hours, *[f"{config.max_usd:.15g} USD, {EXCLUDED}"] * bool(config.max_usd)])
 
 
 def reached(config: RunConfig, spent: Spent) -> LimitReached | None:
@@ -104,7 +104,7 @@ def reached(config: RunConfig, spent: Spent) -> LimitReached | None:
         return None
     name = flag(due.name)
     error = LimitReached(
-        f"{name} {due.most:g} is reached: the run has spent {due.spent:.4g} {due.unit}; "
+        f"{name} {due.most:.15g} is reached: the run has spent {due.spent:,.2f} {due.unit}; "
         f"the same command with --run-name {config.run_name} and a higher {name} resumes it"
     )
     higher = {each.name: float(f"{each.spent + each.most:.3g}") for each in counts(config, spent) if each.is_due}

@@ -27,6 +27,7 @@ from ray_on_ecs.tracking.shown_log import COLOURS
 logger = logging.getLogger(__name__)
 
 TOTAL_STEPS = "total_steps"  # the metric of --metric that is the number of all steps
+NEAR = 0.05  # a printed step is as far from the reported one, as both are read now and then
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")
 
@@ -88,8 +89,16 @@ class MetricsLog:
 
     @property
     def steps(self) -> Steps | None:
-        """The steps of this start that are done, and all of them, as reported or else as printed."""
-        return self._printed_steps.steps if self.step is None else Steps(self.step, self.total)
+        """The steps of this start that are done, and all of them, as reported or else as printed.
+
+        A count of the same steps may be printed beside reports without all steps, as those of a Checkpointer.
+        """
+        step, total, printed = self.step, self.total, self._printed_steps.steps
+        if step is None:
+            return printed
+        if total is None and printed and TOTAL_STEPS not in self._patterns:
+            total = printed.total if abs(printed.step - step) <= max(1, NEAR * step) else None
+        return Steps(step, total)
 
     def take(self, begin: Callable[[int], int]) -> tuple[int, list[dict[str, Any]]]:
         """Return what has changed since the last call (see `Records`)."""
@@ -122,8 +131,6 @@ class MetricsLog:
         if total is not None:
             self.total = int(total)
         if step is not None:
-            if printed.step == step and printed.total and TOTAL_STEPS not in self._patterns:
-                self.total = printed.total
             self.advance(int(step))
         if values:
             self.add(values)
@@ -169,7 +176,7 @@ class MetricsLog:
         with self._lock:
             self.step, self._is_open, self._has_begun, self._bar = None, False, False, None
             self._tracebacks, self._printed, self.extent = TracebackLines(), PrintedNumbers(), Extent()
-            self._printed_steps, self.total = PrintedSteps(), None
+            self._printed_steps, self.total = PrintedSteps(begins_again=self._printed_steps.begins_again), None
 
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""

@@ -17,6 +17,11 @@ class _Count:
     name: str
     step: int
     total: int
+    epoch: int | None = None  # as printed before it
+
+    @property
+    def has_ended(self) -> bool:
+        return self.step >= self.total
 
 
 class PrintedSteps:
@@ -24,15 +29,19 @@ class PrintedSteps:
 
     The training is the first count that is not at its end. Another one that begins before the first step of it is
     within each of its steps, as batches in a bar of epochs; one that begins later is a validation. A count that begins
-    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`. If lines
-    count steps without their total, a bar that begins later, or ends before, is not the training.
+    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`; another one
+    that follows in this epoch is a validation. If lines count steps without their total, a bar that begins later, or
+    ends before, is not the training.
+
+    Attributes:
+        begins_again: True once the count has begun again, also in an earlier start of the same script.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, begins_again: bool = False) -> None:
         self._outer: _Count | None = None
         self._inner: _Count | None = None
         self._first_step = 0  # of the outer count
-        self._begins_again = False
+        self.begins_again = begins_again
         self._epoch: tuple[int, int] | None = None  # the epoch and all of them, as printed before the count
         self._first_epoch = 1
         self._is_other = False
@@ -44,9 +53,10 @@ class PrintedSteps:
         if outer is None or self._is_other:
             return None
         if self._epoch:
-            epoch, epochs = self._epoch[0] - self._first_epoch, self._epoch[1]
-            return Steps(epoch * outer.total + outer.step, epochs * outer.total)
-        if self._begins_again:
+            (epoch, epochs), total = self._epoch, outer.total
+            step = outer.step if outer.epoch == epoch else 0  # of the count of this epoch, which may be yet to begin
+            return Steps((epoch - self._first_epoch) * total + step, epochs * total)
+        if self.begins_again:
             return Steps(outer.step)
         if inner:
             return Steps(outer.step * inner.total + min(inner.step, inner.total), outer.total * inner.total)
@@ -60,7 +70,8 @@ class PrintedSteps:
             ended = self._outer is not None and not self._epoch and printed.step > self._outer.total
             self._is_other = self._is_other or self._outer is None or ended
         elif printed.step is not None and printed.total:
-            self._take(_Count(_name(line, printed), printed.step, printed.total))
+            epoch = self._epoch[0] if self._epoch else None
+            self._take(_Count(_name(line, printed), printed.step, printed.total, epoch))
 
     def _take_epoch(self, epoch: int, epochs: int | None, *, is_of_count: bool) -> None:
         if epoch == 0:
@@ -68,16 +79,18 @@ class PrintedSteps:
         if epochs:
             self._epoch = epoch, max(epochs, epoch + 1 - self._first_epoch)
         elif is_of_count and not self._epoch:  # all epochs are not known
-            self._begins_again = True
+            self.begins_again = True
 
     def _take(self, count: _Count) -> None:
         outer = self._outer
-        if outer is None or (outer.step >= outer.total and count.name != outer.name):
-            self._begins_again = self._begins_again or outer is not None  # one of them may be a preparation
+        if outer and outer.has_ended and self._epoch and outer.epoch == count.epoch:
+            return
+        if outer is None or (outer.has_ended and count.name != outer.name):
+            self.begins_again = self.begins_again or outer is not None  # one of them may be a preparation
             self._outer, self._inner, self._first_step = count, None, count.step
         elif count.name == outer.name:
             has_begun_again = _begins_again(outer, count)
-            self._begins_again = self._begins_again or has_begun_again
+            self.begins_again = self.begins_again or has_begun_again
             if self._inner and count.step > outer.step:  # it has begun again within this one step, or is another count
                 is_within = count.step == outer.step + 1 and self._inner.step > 0
                 self._inner = replace(self._inner, step=0) if is_within else None

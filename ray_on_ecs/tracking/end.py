@@ -19,7 +19,8 @@ SHORTEST_SECONDS, SHARE = 1.0, 0.005
 LONGEST_SECONDS = 1e9  # of an estimate in a document that can be one
 # The line comes into a run's log for the first time after so long, and then with each tenth of the steps.
 LOG_SECONDS, TENTHS = 300.0, 10
-WARNING_SECONDS = 60.0  # after which the first steps no longer count
+# A warning needs steps of so long, as the first ones often are slow, and then estimates of as long.
+WARNING_SECONDS = 120.0
 HOUR, DAY = 3600.0, 86400.0
 # Up to these limits a time is rounded to this number of seconds.
 ROUNDED = ((HOUR, 60), (10 * HOUR, 600), (2 * DAY, 3600))
@@ -128,7 +129,7 @@ def steps(end: End) -> str:
 
 def cost(end: End) -> str:
     """Return the cost so far, with that at the end if it is known; empty if none is."""
-    return "" if end.usd is None else f"{end.usd:.2f} USD so far{at_end(end)}"
+    return "" if end.usd is None else f"{end.usd:,.2f} USD so far{at_end(end)}"
 
 
 def at_end(end: End) -> str:
@@ -151,10 +152,10 @@ def duration(seconds: float) -> str:
 
 
 def _rounded(number: float, least: float) -> str:
-    """Return a number of at least 0.1 with two digits that count, or with two decimals if that were below the least."""
+    """Return a number with two digits that count, or with two decimals if that does not show it above the least."""
     decimals = 1 - math.floor(math.log10(max(number, 0.1)))
     rounded = round(number, decimals)
-    return f"{number:,.2f}" if rounded < least else f"{rounded:,.{max(decimals, 0)}f}"
+    return f"{number:,.2f}" if rounded <= round(least, 2) else f"{rounded:,.{max(decimals, 0)}f}"
 
 
 class EndLog:
@@ -167,9 +168,10 @@ class EndLog:
     """
 
     def __init__(self, began: float, max_hours: float = 0.0, max_usd: float = 0.0) -> None:
-        self._began = self._at = began
+        self._at = began
         self._tenth = -1
         self._max_hours, self._max_usd = max_hours, max_usd
+        self._over_at: float | None = None  # since when a limit comes before the end
         self._has_warned = False
 
     def line(self, end: End, now: float) -> str:
@@ -182,14 +184,28 @@ class EndLog:
         self._at, self._tenth = now, tenth
         return words(end)
 
-    def warning(self, end: End, hours: float, now: float) -> str:
-        """Return a line if a limit comes before the end; `hours` are those that the run has had."""
-        if self._has_warned or end.seconds_left is None or now - self._began < WARNING_SECONDS:
+    def warning(self, end: End, hours: float, now: float, began: float) -> str:
+        """Return a line if a limit comes before the end, and has done so for a while.
+
+        Args:
+            end: How far the run is.
+            hours: Those that the run has had.
+            now: The time (monotonic).
+            began: That of the first record of this start of the scripts.
+        """
+        over = self._over(end, hours) if now - began >= WARNING_SECONDS else []
+        self._over_at = (now if self._over_at is None else self._over_at) if over else None
+        if self._has_warned or self._over_at is None or now - self._over_at < WARNING_SECONDS:
             return ""
-        at_end, over = hours + end.seconds_left / HOUR, []
-        if 0 < self._max_hours < at_end:
-            over.append(f"about {_rounded(at_end, self._max_hours)} hours, and --max-hours is {self._max_hours:g}")
-        if end.usd_at_end is not None and 0 < self._max_usd < end.usd_at_end:
-            over.append(f"about {_rounded(end.usd_at_end, self._max_usd)} USD, and --max-usd is {self._max_usd:g}")
-        self._has_warned = bool(over)
-        return f"to its last step the run needs {'; and '.join(over)}" if over else ""
+        self._has_warned = True
+        return f"to its last step the run needs {'; and '.join(over)}"
+
+    def _over(self, end: End, hours: float) -> list[str]:
+        """Return each limit that comes before the end, in words."""
+        at_end = 0.0 if end.seconds_left is None else hours + end.seconds_left / HOUR
+        needs = (at_end, self._max_hours, "hours", "hours"), (end.usd_at_end or 0.0, self._max_usd, "USD", "usd")
+        return [
+            f"about {_rounded(number, most)} {unit}, and --max-{name} is {most:.15g}"
+            for number, most, unit, name in needs
+            if 0 < most < round(number, 2)
+        ]

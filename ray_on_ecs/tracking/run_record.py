@@ -133,7 +133,6 @@ class RunRecord:
         self._hours: Mapping[InstanceKind, float] = {}
         self._instances: Callable[[], Mapping[InstanceKind, int]] = dict
         self._end_log = EndLog(time.monotonic())
-        self._limits = config.max_hours, config.max_usd
         self._workers: int | None = None
 
     @contextmanager
@@ -177,7 +176,7 @@ class RunRecord:
         if a Ray program starts them.
         """
         self._monitor, self._hours, self._workers, self._instances = monitor, hours, workers, instances
-        self._end_log = EndLog(time.monotonic(), *self._limits)
+        self._end_log = EndLog(time.monotonic(), self._config.max_hours, self._config.max_usd)
         with self._updating("training"), run_every(LOG_SECONDS, self._log.store, "run log"):
             yield
 
@@ -275,30 +274,32 @@ class RunRecord:
         self._state = state
 
         def write() -> None:
-            if self._state in layout.UNDER_WAY:
-                self._write(self._state)
-            if self._state == "training":
-                self._say_end()
+            with suppress(Exception):
+                status = self.status()
+                if status["state"] in layout.UNDER_WAY:
+                    self._write(status["state"], status)
+                if status["state"] == "training":
+                    self._say_end(status)
 
         with run_every(WRITE_SECONDS, write, "run status", at_once=True):
             yield
 
-    def _say_end(self) -> None:
+    def _say_end(self, status: Status) -> None:
         """Print how far the run is, if it is time for that, and a limit that comes before its end."""
-        with suppress(Exception):
-            status: Mapping[str, Any] = self.status()
-            if end := end_in(status, is_training=True):
-                now, spent = time.monotonic(), status.get("spent") or {"seconds": 0.0}  # see run/limit.py
-                if line := self._end_log.line(end, now):
-                    logger.info(line)
-                if line := self._end_log.warning(end, spent["seconds"] / 3600, now):
-                    logger.warning(line)
+        end, now = end_in(status, is_training=True), time.monotonic()
+        records = self._monitor.records if self._monitor else ()
+        if end is None or not records:
+            return
+        if line := self._end_log.line(end, now):
+            logger.info(line)
+        if line := self._end_log.warning(end, status["spent"]["seconds"] / 3600, now, records[0].seconds):
+            logger.warning(line)
 
-    def _write(self, state: State) -> bool:
-        """Write the status unless the state has changed; return True if it is written."""
+    def _write(self, state: State, status: Status | None = None) -> bool:
+        """Write the status, or the current one, unless the state has changed; return True if it is written."""
         with self._writing, suppress(Exception):
             if self._state == state and self._is_ours():
-                self._storage.write_json(layout.STATUS, self.status())
+                self._storage.write_json(layout.STATUS, status or self.status())
                 return True
         return False
 

@@ -63,7 +63,7 @@ def test_run_that_continues_after_its_limit_ends_alike(typed: Start, tmp_path: P
     assert status == 4, out + err
     assert ("saving after step" in out) == (script == "ddp_checkpointer.py")
     line = out.splitlines()[-1]
-    assert line.startswith(f"ray-on-ecs: --max-hours {HOURS} is reached: the run has spent 0.00"), out
+    assert line.startswith(f"ray-on-ecs: --max-hours {HOURS} is reached: the run has spent 0.01 hours"), out
     assert line.endswith("; the same command with --run-name mine and a higher --max-hours resumes it")
     found = json.loads((runs / "mine" / "status.json").read_text())
     assert found["state"] == "limit"

@@ -255,7 +255,7 @@ def test_end_by_dollars_needs_no_start_of_the_scripts(tmp_path: Path, clock: Clo
     run.workers.is_at_work = True
     error = end(run)
     assert isinstance(error, LimitReached)
-    assert str(error).startswith("--max-usd 1 is reached: the run has spent 0.9506 USD; ")
+    assert str(error).startswith("--max-usd 1 is reached: the run has spent 0.95 USD; ")
 
 
 @pytest.mark.parametrize("lacks", [False, True])

@@ -167,9 +167,9 @@ def admission(storage: RunStorage, config: RunConfig) -> Admission:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_hours": 0.5}, "--max-hours 0.5 is reached: the run has spent 0.5 hours of running time; "),
+        ({"max_hours": 0.5}, "--max-hours 0.5 is reached: the run has spent 0.50 hours of running time; "),
         ({"max_hours": 0.52}, "--max-hours 0.52 is reached: "),
-        ({"max_usd": 20.5}, "--max-usd 20.5 is reached: the run has spent 20 USD; "),
+        ({"max_usd": 20.5}, "--max-usd 20.5 is reached: the run has spent 20.00 USD; "),
         ({"max_usd": 99.0, "max_hours": 0.1}, "--max-hours 0.1 is reached: "),
     ],
 )
@@ -310,6 +310,13 @@ def test_limits_are_named_before_the_start() -> None:
     assert limit.describe(config()) == ""
     excluded = "without the head, disks, traffic and idle instances"
     assert limit.describe(config(max_hours=1.5, max_usd=40.0)) == f"1.5 h of running time or 40 USD, {excluded}"
+    assert limit.describe(config(max_usd=1_234_567.0)) == f"1234567 USD, {excluded}"
+
+
+def test_reached_limit_has_numbers_without_exponents() -> None:
+    spent: Spent = {"seconds": 0.0, "usd": 1_234_567.8, "hourly_usd": 40.0}
+    said = str(limit.reached(config(max_usd=1_234_567.5), spent))
+    assert said.startswith("--max-usd 1234567.5 is reached: the run has spent 1,234,567.80 USD; ")
 
 
 @pytest.mark.parametrize("flag", ["max_hours", "max_usd"])

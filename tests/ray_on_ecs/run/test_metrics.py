@@ -304,7 +304,11 @@ def test_total_of_a_fast_step_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_p
         (("step=step {number}",), "step 5/100 loss: 1", Steps(5, 100)),
         (("step=step {number}", "total_steps=of {number}"), "step 5 of 100", Steps(5, 100)),
         (("step=step {number}", "total_steps=max {number}"), "step 5/20, max 100", Steps(5, 100)),
-        (("step=update {number}",), "step 5/100 update 7", Steps(7, None)),
+        (("step=update {number}",), "step 5/100 update 9", Steps(9, None)),
+        (("step=step {number}",), "Epoch [2/5], step 100/600", Steps(100, None)),
+        (("step=step {number}",), "Epoch [1/5], step 100/600", Steps(100, 3000)),
+        (("step=step {number}",), "Epoch 2, step 100/600", Steps(100, None)),
+        (("step=step {number}", "total_steps=max {number}"), "step 5/20", Steps(5, None)),
         (("step=step {number}", "total_steps=of {number}"), "step 5 of nan", Steps(5, None)),
         (("loss=loss: {number}",), "step 5/100 loss: 1", Steps(5, 100)),
     ],
@@ -314,6 +318,35 @@ def test_total_of_the_steps_from_the_output(metrics: tuple[str, ...], line: str,
     log.read_line(line)
     assert log.steps == steps
     assert all("total_steps" not in record for record in log.records)
+
+
+@pytest.mark.parametrize(
+    ("lines", "step", "total"),
+    [
+        (["100/400 [00:01"], 100, 400),
+        (["100/400 [00:01"], 101, 400),
+        (["100/400 [00:01"], 99, 400),
+        (["1000/9000 [00:01"], 1030, 9000),
+        (["100/400 [00:01"], 50, None),
+        (["100/400 [00:01"], 1100, None),
+        (["4/400 [00:01"], 1, None),
+        (["0/400 [00:01", "400/400 [00:01", "0/400 [00:01"], 401, None),
+        (["Epoch 2/3", "100/400 [00:01"], 500, 1200),
+        ([], 100, None),
+    ],
+    ids=[
+        *("the same", "one more", "one less", "a slow bar", "steps of several batches", "a bar of a later epoch"),
+        *("steps of several batches at first", "a bar that begins again", "a known epoch", "no bar"),
+    ],
+)
+def test_total_of_a_bar_at_the_reported_step(lines: list[str], step: int, total: int | None) -> None:
+    log = MetricsLog({})
+    for line in lines:
+        log.read_line(line)
+    log.take_report({"step": step})
+    assert log.steps == Steps(step, total)
+    log.take_report({"step": step, "total": 5000})
+    assert log.steps == Steps(step, 5000)
 
 
 def test_seconds_left_count_down_to_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ def nested(outer: str = "", inner: str = "", *, epochs: int = 3) -> list[str]:
 
 
 EPOCHS = [line for epoch in (1, 2) for line in bars(0, 50, 100, total=100, name=f"Epoch {epoch}/10: ")]
+# An epoch of a training and of its validation, whose bars have the same name.
+PAIRS = [["Epoch 1/10", *bars(0, 100, total=100)], bars(0, 20, total=20), ["Epoch 2/10", *bars(0, 1, total=100)]]
+TRAINED, VALIDATED, NEXT = PAIRS
+LAST = [*bars(0, 100, total=100), "Epoch 10/10", *bars(0, 100, total=100)]
 KERAS = "1875/1875 [==============================] - 3s 1ms/step - loss: 0.45"
 CASES = {
     "a bar of the training": (bars(0, 20, 325), (325, 400)),
@@ -41,6 +45,23 @@ CASES = {
     "the last of epochs from 0": ([*bars(0, name="Epoch 0/2: "), bar(100, 400, "Epoch 2/2: ")], (900, 1200)),
     "bars of epochs without their number": (bars(0, 30, total=100, name="Epoch 3: "), (30, None)),
     "a header before each bar": (["Epoch 1/5", *bars(0, 400), "Epoch 2/5", *bars(0, 100)], (500, 2000)),
+    "a validation within a header's epoch": ([*TRAINED, *bars(0, 10, total=20)], (100, 1000)),
+    "a validation after a header's epoch": ([*TRAINED, *VALIDATED], (100, 1000)),
+    "the epoch after a validation": ([*TRAINED, *VALIDATED, *NEXT], (101, 1000)),
+    "a header before its bar": ([*TRAINED, *VALIDATED, "Epoch 2/10"], (100, 1000)),
+    "an epoch's end with its header again": ([*TRAINED, "Epoch 1/10 loss 0.5", *VALIDATED], (100, 1000)),
+    "a validation after the last epoch": ([*TRAINED, *VALIDATED, *LAST, *VALIDATED], (1000, 1000)),
+    "a validation as long as an epoch": ([*TRAINED, *bars(0, 50, total=100)], (100, 1000)),
+    "two validations": ([*TRAINED, *VALIDATED, *bars(0, 5, total=50), *VALIDATED, *NEXT], (101, 1000)),
+    "a validation of an epoch that is cut off": (["Epoch 1/10", *bars(0, 50, total=100), *VALIDATED], (50, 1000)),
+    "a longer epoch after a validation": ([*TRAINED, *VALIDATED, "Epoch 2/10", *bars(0, 60, total=120)], (180, 1200)),
+    "lines of a validation": (
+        ["Epoch 1/5 step 100/100 loss 2.5", "Epoch 1/5 step 10/20 loss 2.5", "Epoch 2/5 step 1/100 loss 2.5"],
+        (101, 500),
+    ),
+    "a validation in lines": (["Epoch 1/5 step 100/100 loss 2.5", "Epoch 1/5 step 10/20 loss 2.5"], (100, 500)),
+    "a bar of a validation with its epoch": ([*EPOCHS, *bars(0, 10, total=20, name="Epoch 2/10 valid: ")], (200, 1000)),
+    "trainings one after the other": ([*TRAINED, *LAST, "Epoch 1/10", *bars(0, 7, total=100)], (7, 1000)),
     "Keras": (["Epoch 1/5", KERAS, "Epoch 2/5", KERAS.replace("1875/", " 125/")], (2000, 9375)),
     "Lightning": ([bar(4, 10, "Epoch 3: "), "Validation DataLoader 0:  50%|#####     | 1/2 [00:00<00:00]"], (4, None)),
     "nested bars in the first epoch": (nested(epochs=1), (20, 400)),
@@ -91,3 +112,18 @@ def test_printed_steps_count_until_the_script_reports() -> None:
     assert log.steps == Steps(3)
     log.restart()
     assert log.steps is None
+
+
+def test_bar_that_has_begun_again_has_no_total_after_a_restart() -> None:
+    log = MetricsLog({})
+    for line in bars(0, 20, 400, 0, 5):
+        log.read_line(line)
+    log.restart()
+    assert log.steps is None
+    for line in bars(0, 7):
+        log.read_line(line)
+    assert log.steps == Steps(7)
+    log.restart()
+    for line in ["Epoch 1/5", *bars(0, 7)]:
+        log.read_line(line)
+    assert log.steps == Steps(7, 2000)

@@ -123,6 +123,9 @@ def test_error_of_noisy_runs_is_below_a_fifth() -> None:
         (End(0), "step 0"),
         (End(10_000, 10_000, 0.0, 12.4, 12.4), "step 10,000 of 10,000, 12.40 USD so far"),
         (End(1, 2, 60.0, 41.4, 41.45), "step 1 of 2, 1 min left, 41.40 USD so far, about 41.45 at the end"),
+        (End(1, 2, 60.0, 12.0, 12.3), "step 1 of 2, 1 min left, 12.00 USD so far, about 12.30 at the end"),
+        (End(1, 2, 60.0, 11.996, 12.4), "step 1 of 2, 1 min left, 12.00 USD so far, about 12.40 at the end"),
+        (End(1, 2, 60.0, 1200.0, 1210.0), "step 1 of 2, 1 min left, 1,200.00 USD so far, about 1,210.00 at the end"),
         (End(1, 2, 60.0, 0.0, 0.004), "step 1 of 2, 1 min left, 0.00 USD so far, about 0.00 at the end"),
         (End(1, 2, 60.0, 0.2, 0.555), "step 1 of 2, 1 min left, 0.20 USD so far, about 0.56 at the end"),
         (End(1, 2, 60.0, 1.0, 9.96), "step 1 of 2, 1 min left, 1.00 USD so far, about 10.0 at the end"),
@@ -193,13 +196,90 @@ def test_log_of_a_short_or_unknown_run_has_no_line() -> None:
         ((3.0, 0.0), "about 5.0 hours, and --max-hours is 3"),
         ((0.0, 30.0), "about 41 USD, and --max-usd is 30"),
         ((4.99, 41.2), "about 5.0 hours, and --max-hours is 4.99; and about 41.30 USD, and --max-usd is 41.2"),
+        ((4.91, 0.0), "about 5.0 hours, and --max-hours is 4.91"),
+        ((0.0, 41.0), "about 41.30 USD, and --max-usd is 41"),
+        ((5.0, 41.299), "about 41.30 USD, and --max-usd is 41.299"),
         ((5.0, 42.0), ""),
         ((0.0, 0.0), ""),
     ],
 )
 def test_limit_before_the_end_is_said_once(limits: tuple[float, float], line: str) -> None:
     log, end = EndLog(100.0, *limits), End(1200, 10_000, 3 * 3600.0, 12.4, 41.3)
-    assert not log.warning(end, 2.0, 110.0)
-    assert not log.warning(End(1200, 10_000, None, 12.4), 9.0, 200.0)
-    assert log.warning(end, 2.0, 200.0) == (line and f"to its last step the run needs {line}")
-    assert not log.warning(end, 3.0, 210.0) or not line
+    assert not log.warning(end, 2.0, 230.0, 110.0)
+    assert not log.warning(end, 2.0, 349.0, 110.0)
+    assert log.warning(end, 2.0, 350.0, 110.0) == (line and f"to its last step the run needs {line}")
+    assert not log.warning(end, 3.0, 500.0, 110.0)
+
+
+def warned_at(seen: Sequence[tuple[float, int]], total: int, max_hours: float, starts: Sequence[float] = ()) -> float:
+    """The time of a warning by looks every ten seconds; 0 without one. The scripts also start at `starts`."""
+    log, records, rest = EndLog(0.0, max_hours), (), [*starts]
+    due = 10.0
+    for seconds, step in seen:
+        if rest and seconds >= rest[0]:
+            records = ()
+            rest.pop(0)
+        records = noted(records, seconds, step)
+        while due <= seconds:
+            if log.warning(end_of(Steps(step, total), records, seconds), seconds / 3600, seconds, records[0].seconds):
+                return seconds
+            due += 10.0
+    return 0.0
+
+
+def steps_from(start: float, step: int, *paces: tuple[int, float]) -> list[tuple[float, int]]:
+    """The times of steps that take so long, in groups of a number and seconds."""
+    seen = [(start, step)]
+    for pace in (pace for number, pace in paces for _ in range(number)):
+        seen.append((seen[-1][0] + pace, seen[-1][1] + 1))
+    return seen
+
+
+QUICK = (600, 1.0)
+AGAIN = [*steps_from(500.0, 0, (1000, 1.0)), *steps_from(1600.0, 1000, (7, 10.0), QUICK)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "starts", "is_said"),
+    [
+        (steps_from(500.0, 0, (7, 10.0), QUICK), (), False),
+        (steps_from(500.0, 0, (1, 300.0), QUICK), (), False),
+        (steps_from(0.0, 0, (12, 10.0), QUICK), (), False),
+        (steps_from(0.0, 0, (7, 30.0), QUICK), (), False),
+        (AGAIN, (1600.0,), False),
+        (steps_from(0.0, 0, QUICK, (90, 10.0), QUICK), (), True),
+        (steps_from(500.0, 0, (100, 3.0)), (), True),
+    ],
+    ids=["slow first steps", "one", "many", "slower", "those of a restart", "slower for minutes", "slow"],
+)
+def test_warning_does_not_come_from_the_first_steps(
+    seen: Sequence[tuple[float, int]], starts: Sequence[float], is_said: bool
+) -> None:
+    assert bool(warned_at(seen, 30_000, 12.0, starts)) == is_said
+
+
+def test_warning_needs_estimates_of_two_minutes() -> None:
+    log, over, within = EndLog(0.0, 3.0), End(1, 9, 4 * 3600.0), End(1, 9, 2 * 3600.0)
+    for other in (within, End(1, 9)):
+        assert not log.warning(over, 0.0, 200.0, 0.0)
+        assert not log.warning(other, 0.0, 300.0, 0.0)
+        assert not log.warning(over, 0.0, 320.0, 0.0)
+        assert not log.warning(other, 0.0, 330.0, 0.0)
+    assert not log.warning(over, 0.0, 400.0, 0.0)
+    assert log.warning(over, 0.0, 520.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("hours", "limit", "line"),
+    [
+        (10.4, 10.0, "about 10.40 hours, and --max-hours is 10"),
+        (10.004, 10.0, ""),
+        (0.3, 0.25, "about 0.30 hours, and --max-hours is 0.25"),
+        (1_300_000.0, 1_234_567.0, "about 1,300,000 hours, and --max-hours is 1234567"),
+        (1_240_000.0, 1_234_567.0, "about 1,240,000.00 hours, and --max-hours is 1234567"),
+    ],
+)
+def test_warning_has_a_number_above_the_limit(hours: float, limit: float, line: str) -> None:
+    log, end = EndLog(0.0, limit), End(1, 9, 0.0)
+    assert not log.warning(end, hours, 200.0, 0.0)
+    assert log.warning(end, hours, 400.0, 0.0) == (line and f"to its last step the run needs {line}")

@@ -238,6 +238,28 @@ def test_log_says_once_that_a_limit_comes_first(
     ]
 
 
+def test_written_status_is_the_one_in_the_log(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+    said: list[Any] = []
+    monkeypatch.setattr(RunStorage, "write_json", lambda storage, name, content: written.append(content))
+    monkeypatch.setattr(record, "_say_end", said.append)
+    with record.training(far(100, 1000), {}, 2):
+        until(lambda: len(said) > 2)
+    assert said[:3] == written[:3]
+
+
+def test_log_has_the_end_while_the_storage_fails(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = collect_lines()
+    monkeypatch.setattr(end_module, "LOG_SECONDS", 0.0)
+
+    def fail(*_: Any) -> None:
+        raise OSError("the bucket does not answer")
+
+    monkeypatch.setattr(RunStorage, "write_json", fail)
+    with record.training(far(100, 1000), {}, 2):
+        until(lambda: any("step 100 of 1,000" in line for line in said))
+
+
 @pytest.mark.parametrize(
     ("error", "state", "line"),
     [
