@@ -258,21 +258,28 @@ class Limit:
 class Prices:
     """Prices of instances in dollars an hour: the current one, the last known one, or the on-demand price.
 
-    An instance without any, of a type that the stack has got since, counts as the most expensive one.
+    An instance without any, of a type that the stack has got since, counts as the most expensive one of the stack.
     """
 
     def __init__(self) -> None:
         self._known: dict[InstanceKind, float] = {}
+        self._on_demand: Mapping[str, float] = {}
 
     def read(self, kinds: Collection[InstanceKind]) -> dict[InstanceKind, float]:
-        """Return the price of each kind of instance."""
+        """Return the price of each kind of instance.
+
+        Raises:
+            LookupError: The stack has had no price at all yet.
+        """
         if kinds and (info := read_cluster_info()):
             names = {kind: labelled(kind, info) for kind in kinds}
             found = hourly_prices(info, {*names.values()}, recent_spot_prices)
-            on_demand = info["prices"] or {}
+            self._on_demand = info["prices"] or self._on_demand
             for kind, name in names.items():
-                price = found.get(name) or self._known.get(kind) or on_demand.get(name.instance_type or "")
+                price = found.get(name) or self._known.get(kind) or self._on_demand.get(name.instance_type or "")
                 if price is not None:
                     self._known[kind] = price
-        highest = max(self._known.values(), default=0.0)
+        highest = max([*self._known.values(), *self._on_demand.values()], default=0.0)
+        if kinds and not highest:
+            raise LookupError("the stack has no prices")
         return {kind: self._known.get(kind, highest) for kind in kinds}

@@ -215,6 +215,13 @@ def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, sai
     assert str(caught.value) == f"{said}limit the run by --max-hours, and leave --max-usd out or give 0"
 
 
+def test_cpu_workers_need_a_price() -> None:
+    cpu = {**STACK["scaling"]["workers"], "types": ["m7i.xlarge"]}
+    info = stack(scaling={**STACK["scaling"], "cpu-workers": cpu})
+    with pytest.raises(UsageError, match=r"the price of m7i\.xlarge is not known"):
+        limit.check_prices(info, ["cpu-workers"])
+
+
 def test_only_instances_that_the_run_may_get_need_a_price() -> None:
     own = {**stack()["groups"]["workers"], "types": ["p9.huge"]}
     info = stack(pools={"new-workers": own})
@@ -252,10 +259,42 @@ def test_price_is_the_last_known_then_the_on_demand_one(monkeypatch: pytest.Monk
     assert prices.read([InstanceKind()]) == {InstanceKind(): 0.5}, "a node without labels is of the first type"
     answers["spot"] = spot()
     assert prices.read([GPU]) == {GPU: 0.5}, "the last one"
-    assert prices.read([GPU, OTHER]) == {GPU: 0.5, OTHER: 0.5}, "unknown: as the most expensive one"
     answers["info"] = None
     assert prices.read([GPU]) == {GPU: 0.5}
     assert prices.read([]) == {}
+
+
+CPU = InstanceKind("m7i.xlarge", "on-demand", "cpu-workers")
+WITHOUT_LABELS = InstanceKind(None, None, "cpu-workers")  # of a stack that does not say its type
+
+
+@pytest.mark.parametrize("unknown", [OTHER, CPU, WITHOUT_LABELS, InstanceKind("p9.huge", None, "new-workers")])
+@pytest.mark.parametrize("known", [[], [GPU]])
+def test_unknown_price_is_the_highest_of_the_stack(
+    known: list[InstanceKind], unknown: InstanceKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = {**STACK["scaling"], "cpu-workers": STACK["scaling"]["workers"]}
+    infos: list[Any] = [stack(scaling=scaling), stack(scaling=scaling, prices=None), None]
+    monkeypatch.setattr(limit, "read_cluster_info", lambda: infos[0])
+    monkeypatch.setattr(limit, "recent_spot_prices", lambda *_, **__: spot(("g5.xlarge", 0.5)))
+    prices = Prices()
+    while infos:
+        assert prices.read([*known, unknown])[unknown] == 1.5
+        infos.pop(0)
+
+
+@pytest.mark.parametrize("info", [None, stack(prices=None), stack(prices={})])
+def test_instances_are_not_free_without_any_price(info: ClusterInfo | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = [info, stack()]
+    monkeypatch.setattr(limit, "read_cluster_info", lambda: infos[0])
+    monkeypatch.setattr(limit, "recent_spot_prices", lambda *_, **__: spot())
+    clock, held = Clock(), {GPU: 2}
+    of = account(clock, {}, held)
+    of._prices = Prices().read
+    pass_hours(of, clock, 1.0)
+    infos.pop(0)
+    pass_hours(of, clock, 1.0)
+    assert of.spent()["usd"] == 5.0 + 2 * 2 * 1.5, "the hours before count at the first price"
 
 
 def account(clock: Clock, prices: Mapping[InstanceKind, float], held: Mapping[InstanceKind, int]) -> Limit:
