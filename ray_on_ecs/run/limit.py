@@ -36,6 +36,9 @@ NOTICE_SECONDS, NOTICE_SHARE = 90.0, 0.25
 # Of these, the last files are stored in the last seconds.
 MARGIN_SECONDS = 5.0
 POLL_SECONDS = 10.0
+# A driver writes its status every 10 s. If its storage has not taken it for longer than an hour, the driver was dead,
+# and a file that is newer than that has been copied or changed since.
+LONGEST_UNWRITTEN_SECONDS = 3600.0
 EXCLUDED = "without the head, disks, traffic and idle instances"
 
 
@@ -150,7 +153,8 @@ def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
         spent = {**spent, **{key: max(number, 0.0) for key, number in numbers.items() if math.isfinite(number)}}
         if status["state"] in layout.UNDER_WAY:
             written, kept = storage.listing().files[layout.STATUS].mtime_ns / 1e9, newest_stored(config, storage)
-            more = max(kept.changed_at.timestamp() - written, 0.0) if kept else 0.0
+            changed = min(kept.changed_at.timestamp(), time.time()) if kept else written
+            more = changed - written if 0.0 < changed - written <= LONGEST_UNWRITTEN_SECONDS else 0.0
             spent["seconds"] += more
             spent["usd"] += more * spent["hourly_usd"] / 3600
     return spent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -119,6 +120,27 @@ def test_time_of_a_dead_driver_goes_on_to_its_last_checkpoint(storage: RunStorag
     touch(storage, CHECKPOINT, 90.0)
     found = limit.spent_before(config(), storage)
     assert (found["seconds"], found["usd"]) == (1890.0, 21.0)
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, "ray/trial/checkpoint_000001/weights.pt"])
+@pytest.mark.parametrize(("seconds", "more"), [(3600.0, 3600.0), (3601.0, 0.0), (86400.0, 0.0), (5e9, 0.0)])
+def test_file_that_is_copied_later_is_not_running_time(
+    storage: RunStorage, name: str, seconds: float, more: float
+) -> None:
+    write(storage, "training")
+    touch(storage, name, seconds)
+    found = limit.spent_before(config(driver=name.startswith("ray/")), storage)
+    assert (found["seconds"], found["usd"]) == (1800.0 + more, 20.0 + more * 40 / 3600)
+
+
+def test_file_of_the_future_counts_until_now(storage: RunStorage) -> None:
+    write(storage, "training")
+    at = time.time() - 600
+    os.utime(storage.path("status.json"), (at, at))
+    touch(storage, CHECKPOINT, 1e9 + 9e8)
+    assert limit.spent_before(config(), storage)["seconds"] == pytest.approx(2400.0, abs=60.0)
+    os.utime(storage.path("status.json"), (at + 9000, at + 9000))
+    assert limit.spent_before(config(), storage) == SPENT, "the storage's clock is ahead"
 
 
 @pytest.mark.parametrize(
