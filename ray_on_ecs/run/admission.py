@@ -17,6 +17,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, is_refused, read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
+from ray_on_ecs.jobs.record import RESUBMISSIONS, number_in
 from ray_on_ecs.pools import kinds_by_pool
 from ray_on_ecs.run import limit, queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
@@ -72,7 +73,8 @@ def admit(uri: str) -> Generator[Admission]:
         document = replace(document, config=replace(document.config, num_workers=number))
     kinds = candidates(document.config, info) if info else []
     logs.set_up("ray-on-ecs", document.config.variables)
-    if document.config.max_usd:
+    # A run that the head submits again was admitted before: it goes on although a price has become unknown.
+    if document.config.max_usd and not number_in(job_metadata(), RESUBMISSIONS):
         limit.check_prices(info or _wait_for_info(), kinds)
     document.storage.check_writable()
     check_not_finished(document.storage)

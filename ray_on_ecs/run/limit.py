@@ -223,7 +223,7 @@ class Limit:
                 yield
         finally:
             self.look()
-            self._money = self._money._replace(goes_on=False)
+            self._money = self._money._replace(usd=self.spent()["usd"], goes_on=False)
 
     def look(self) -> None:
         """Add the cost of the instances' hours since the last look, at the prices at hand."""
@@ -233,6 +233,9 @@ class Limit:
             prices = self._prices({*hours, *held})
         except Exception as cause:  # AWS's answers must not end a run, and the last rate goes on
             logger.debug(f"the cost is not known: {one_line(cause)}")
+            if bool(held) != money.goes_on:
+                self._priced = hours if money.goes_on else self._priced  # what the rate has counted is not priced again
+                self._money = Money(self.spent()["usd"], money.hourly_usd, now, bool(held))
             return
         usd = sum((count - self._priced.get(kind, 0.0)) * prices[kind] for kind, count in hours.items())
         self._priced = hours

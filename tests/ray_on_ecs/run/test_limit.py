@@ -367,6 +367,37 @@ def test_error_of_the_prices_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
     assert of.spent()["usd"] == 9.0, "after the end"
 
 
+def test_rate_of_the_command_before_counts_without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head has submitted the run again, and the stack's prices have become unknown."""
+    clock, held = Clock(), {GPU: 2}
+    hours = InstanceHours(lambda: dict(held))
+    hours.read(clock.now)
+    before: Spent = {"seconds": 0.0, "usd": 5.0, "hourly_usd": 4.0}
+    prices: dict[InstanceKind, float] = {}
+    of = Limit(
+        config(max_usd=20.0), before, hours, lambda kinds: {kind: prices[kind] for kind in kinds}, clock.monotonic
+    )
+    pass_hours(of, clock, 0.0)
+    clock.now += 3600
+    assert of.spent()["usd"] == 9.0
+    held.clear()
+    pass_hours(of, clock, 0.0)
+    pass_hours(of, clock, 5.0)
+    assert of.spent()["usd"] == 9.0, "without instances"
+    held[GPU] = 1
+    pass_hours(of, clock, 0.0)
+    pass_hours(of, clock, 0.5)
+    assert of.spent()["usd"] == 11.0
+    prices[GPU] = 1.0
+    pass_hours(of, clock, 0.5)
+    assert of.spent()["usd"] == 10.0, "the price instead of the rate"
+    prices.clear()
+    pass_hours(of, clock, 1.0)
+    with of.watching():
+        pass
+    assert of.spent()["usd"] == 11.0, "after the end"
+
+
 def test_limits_are_named_before_the_start() -> None:
     assert limit.describe(config()) == ""
     excluded = "without the head, disks, traffic and idle instances"
