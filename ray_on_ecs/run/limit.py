@@ -165,11 +165,11 @@ def held(config: RunConfig, record: RunRecord) -> Generator[None]:
     """Enter the block unless the run has reached a limit.
 
     Raises:
-        LimitReached: It has, and its record says so.
+        LimitReached: It has.
     """
     if error := reached(config, record.spent()):
-        with record.waiting():  # writes the totals of the commands before
-            raise error
+        record.end_dead(error)
+        raise error
     yield
 
 

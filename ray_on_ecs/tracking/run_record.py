@@ -159,6 +159,18 @@ class RunRecord:
         finally:
             self.behind, self.line = None, ""
 
+    def end_dead(self, error: LimitReached) -> None:
+        """Write the state `limit` over that of a driver that has died, with the run's totals and its last progress.
+
+        A run that has ended otherwise keeps its status.
+        """
+        with self._writing, suppress(Exception):  # others may have written it
+            status = self._storage.read_json(layout.STATUS)
+            if status["state"] in layout.UNDER_WAY and self._is_ours():
+                own = {"spent": self.spent(), "job": submission_id(), "next": shlex.join(error.next_command)}
+                self._storage.write_json(layout.STATUS, {**status, **own, "state": "limit", "error": one_line(error)})
+                write_report(self._storage)
+
     def waiting(self) -> AbstractContextManager[None]:
         """Write the state `waiting` until the block ends: the run waits for workers."""
         return self._updating("waiting")

@@ -209,9 +209,35 @@ def test_run_at_its_limit_does_not_wait(
     assert status["error"] == str(caught.value)
 
 
+PROGRESS = {"step": 5000, "loss": 0.3, "metrics": {"loss": 0.3}, "end": {"step": 5000, "total": 9000}, "workers": 2}
+
+
+@pytest.mark.parametrize("state", ["queued", "waiting", "training", "limit", "interrupted", "failed", None])
+def test_refused_command_keeps_the_progress(storage: RunStorage, state: str | None) -> None:
+    write(storage, state, **PROGRESS, cost_usd=20.0, error="out of memory")
+    before = storage.read_json("status.json")
+    with pytest.raises(LimitReached) as caught, hold(admission(storage, config(max_hours=0.5))):
+        pass
+    after = storage.read_json("status.json")
+    assert PROGRESS.items() <= after.items()
+    if state in ("queued", "waiting", "training"):
+        assert (after["state"], after["error"]) == ("limit", str(caught.value))
+    else:
+        assert after == before
+
+
+def test_dead_driver_is_counted_once(storage: RunStorage) -> None:
+    write(storage, "training")
+    touch(storage, CHECKPOINT, 90.0)
+    for _ in range(2):
+        with pytest.raises(LimitReached), hold(admission(storage, config(max_hours=0.5))):
+            pass
+        assert storage.read_json("status.json")["spent"] == {**SPENT, "seconds": 1890.0, "usd": 21.0}
+
+
 def test_command_that_continues_is_below_its_limit(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "turn", lambda *_: nullcontext("its turn"))
-    write(storage, "limit")
+    write(storage, "training")
     with pytest.raises(LimitReached), hold(admission(storage, config(max_hours=0.5, max_usd=100.0))):
         pass
     words = storage.read_json("status.json")["next"].split()
