@@ -265,8 +265,10 @@ class RunRecord:
             return None
         records = monitor.records if self._state == "training" else ()
         hourly = cost_of({kind: float(number) for kind, number in self._instances().items()}) if records else None
-        usd = total_usd(status, {})
-        return end_of(steps, records, time.monotonic(), usd, hourly["usd"] if hourly and hourly["usd"] else None)
+        # The account of the limits, in which each hour has its own price; it has dollars also for an unknown price.
+        usd = None if total_usd(status, {}) is None else status["spent"]["usd"]
+        hourly_usd = status["spent"]["hourly_usd"] if hourly and hourly["usd"] else 0.0
+        return end_of(steps, records, time.monotonic(), usd, hourly_usd or None)
 
     @contextmanager
     def _updating(self, state: State) -> Generator[None]:
