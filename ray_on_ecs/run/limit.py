@@ -160,17 +160,18 @@ def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
     return spent
 
 
-@contextmanager
-def held(config: RunConfig, record: RunRecord) -> Generator[None]:
-    """Enter the block unless the run has reached a limit.
+def check(config: RunConfig, storage: RunStorage, record: RunRecord) -> None:
+    """Let a record go on from what the commands before have spent; the caller holds the run's lock.
 
     Raises:
-        LimitReached: It has.
+        LimitReached: The run has reached a limit.
+        OSError: The storage can't be read.
     """
-    if error := reached(config, record.spent()):
+    before = spent_before(config, storage)
+    record.spent = lambda: before
+    if error := reached(config, before):
         record.end_dead(error)
         raise error
-    yield
 
 
 class Money(NamedTuple):

@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import LimitReached, UsageError
+from ray_on_ecs.run import admission as admission_module
 from ray_on_ecs.run import limit, queue
 from ray_on_ecs.run.__main__ import main
 from ray_on_ecs.run.admission import Admission, hold
@@ -224,6 +226,28 @@ def test_refused_command_keeps_the_progress(storage: RunStorage, state: str | No
         assert (after["state"], after["error"]) == ("limit", str(caught.value))
     else:
         assert after == before
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"), [("limit", LimitReached), ("interrupted", LimitReached), ("finished", UsageError)]
+)
+def test_command_before_that_ends_in_the_wait_for_the_lock_counts(
+    storage: RunStorage, ends: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def wait_for_lock(*_: object) -> Generator[Any]:
+        write(storage, ends)
+        if ends == "finished":
+            storage.write_json("result.json", {})
+        yield SimpleNamespace(is_held=True)
+
+    write(storage, "training", spent={**SPENT, "seconds": 60.0})
+    monkeypatch.setattr(admission_module, "hold_lock", wait_for_lock)
+    monkeypatch.setattr(queue, "turn", lambda *_: nullcontext("its turn"))
+    with pytest.raises(error), hold(admission(storage, config(max_hours=0.5))):
+        pass
+    status = storage.read_json("status.json")
+    assert (status["state"], status["spent"]) == (ends, SPENT)
 
 
 def test_dead_driver_is_counted_once(storage: RunStorage) -> None:
