@@ -26,7 +26,7 @@ from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
-from ray_on_ecs.tracking.cost import InstanceKind, earlier_of, hourly_prices, labelled, recent_spot_prices
+from ray_on_ecs.tracking.cost import InstanceKind, hourly_prices, labelled, recent_spot_prices
 from ray_on_ecs.tracking.run_record import RunRecord, Spent
 
 logger = logging.getLogger(__name__)
@@ -142,13 +142,8 @@ def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
         OSError: The storage can't be read.
     """
     spent: Spent = {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0}
-    with suppress(LookupError, TypeError, UsageError, ValueError):  # a broken document does not have totals
+    with suppress(LookupError, TypeError, UsageError, ValueError):  # a missing or broken document has no totals
         status = storage.read_json(layout.STATUS)
-        if not status:
-            return spent
-        if "spent" not in status:  # of another version, which counts the time with the waits
-            earlier = earlier_of(status)
-            return {**spent, "seconds": earlier["seconds"], "usd": earlier["usd"] or 0.0}
         numbers = {key: float(status["spent"][key]) for key in ("seconds", "usd", "hourly_usd")}
         spent = {**spent, **{key: max(number, 0.0) for key, number in numbers.items() if math.isfinite(number)}}
         if status["state"] in layout.UNDER_WAY:
