@@ -119,7 +119,7 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         **{key: limits[key] for key in ("min", "max", "idle_minutes", "units", "group", "provider")},
         "pool": CPU_POOL,
         "zones": zones if document["spread"] else zones[:1],
-        "types": [],
+        "types": limits.get("types", []),  # missing in a stack of an earlier version
         "gpu": "",
         "spot": False,
         "default_nodes": limits["max"],

@@ -47,6 +47,8 @@ def document(
         }
         for kind, scale in scales.items()
     }
+    if CPU_WORKERS in limits:
+        limits[CPU_WORKERS]["types"] = list(nodes[CPU_WORKERS].instance_types)
     pools = {
         kind: {
             "pool": nodes[kind].pool,

@@ -17,6 +17,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, is_refused, read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
+from ray_on_ecs.jobs.record import RESUBMISSIONS, number_in
 from ray_on_ecs.pools import kinds_by_pool
 from ray_on_ecs.run import limit, queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
@@ -72,7 +73,8 @@ def admit(uri: str) -> Generator[Admission]:
         document = replace(document, config=replace(document.config, num_workers=number))
     kinds = candidates(document.config, info) if info else []
     logs.set_up("ray-on-ecs", document.config.variables)
-    if document.config.max_usd:
+    # A run that the head submits again was admitted before: it goes on although a price has become unknown.
+    if document.config.max_usd and not number_in(job_metadata(), RESUBMISSIONS):
         limit.check_prices(info or _wait_for_info(), kinds)
     document.storage.check_writable()
     check_not_finished(document.storage)
@@ -118,7 +120,7 @@ def hold(admission: Admission) -> Generator[queue.Place]:
     """Hold a run's lock, secrets and place in the queue until the block ends; the block begins when it is its turn.
 
     Raises:
-        UsageError: Another command trains the run.
+        UsageError: Another command trains the run, or has finished it.
         LimitReached: The run has spent what its limits allow.
         StorageError: The storage failed within the block.
         Interrupted: The user stopped the run.
@@ -137,20 +139,19 @@ def hold(admission: Admission) -> Generator[queue.Place]:
     info = admission.info
     of_pools = [info["groups"][kind]["pool"] for kind in admission.kinds] if info else []
     try:
-        before = limit.spent_before(config, storage)
-        record.spent = lambda: before
         with (
             hold_lock(storage, logger.info) as lock,
             record.closing(lambda: lock.is_held),
             stoppable(),
             run_secrets.till_end(config, storage, lambda: lock.is_held),
-            limit.held(config, record),
-            ExitStack() as waiting,
-            queue.turn(queue.Ticket.of(config, record.owner, since, [*dict.fromkeys(of_pools)]), waits_behind) as place,
         ):
-            waiting.close()
-            logger.debug(f"the turn of {storage.uri}, with its lock")
-            yield place
+            check_not_finished(storage)  # the command that held the lock may have ended while this one waited for it
+            limit.check(config, storage, record)
+            ticket = queue.Ticket.of(config, record.owner, since, [*dict.fromkeys(of_pools)])
+            with ExitStack() as waiting, queue.turn(ticket, waits_behind) as place:
+                waiting.close()
+                logger.debug(f"the turn of {storage.uri}, with its lock")
+                yield place
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "

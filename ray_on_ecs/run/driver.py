@@ -554,7 +554,7 @@ class RunDriver:
 def _are_done(group: Group, workers: WorkerStatuses) -> bool:
     """Return whether all scripts have ended well before they were asked to end."""
     ended = [worker for worker in workers.values() if worker.started_at and worker.has_ended and not worker.is_cut]
-    return len(ended) == len(group.ranks) and not any(worker.status for worker in ended)
+    return bool(ended) and len(ended) == len(group.ranks) and not any(worker.status for worker in ended)
 
 
 def _has_made_step(worker: WorkerStatus, started_at: float) -> bool:

@@ -26,7 +26,7 @@ from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
-from ray_on_ecs.tracking.cost import InstanceKind, earlier_of, hourly_prices, labelled, recent_spot_prices
+from ray_on_ecs.tracking.cost import InstanceKind, hourly_prices, labelled, recent_spot_prices
 from ray_on_ecs.tracking.run_record import RunRecord, Spent
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ NOTICE_SECONDS, NOTICE_SHARE = 90.0, 0.25
 # Of these, the last files are stored in the last seconds.
 MARGIN_SECONDS = 5.0
 POLL_SECONDS = 10.0
+# A driver writes its status every 10 s. If its storage has not taken it for longer than an hour, the driver was dead,
+# and a file that is newer than that has been copied or changed since.
+LONGEST_UNWRITTEN_SECONDS = 3600.0
 EXCLUDED = "without the head, disks, traffic and idle instances"
 
 
@@ -139,34 +142,31 @@ def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
         OSError: The storage can't be read.
     """
     spent: Spent = {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0}
-    with suppress(LookupError, TypeError, UsageError, ValueError):  # a broken document does not have totals
+    with suppress(LookupError, TypeError, UsageError, ValueError):  # a missing or broken document has no totals
         status = storage.read_json(layout.STATUS)
-        if not status:
-            return spent
-        if "spent" not in status:  # of another version, which counts the time with the waits
-            earlier = earlier_of(status)
-            return {**spent, "seconds": earlier["seconds"], "usd": earlier["usd"] or 0.0}
         numbers = {key: float(status["spent"][key]) for key in ("seconds", "usd", "hourly_usd")}
         spent = {**spent, **{key: max(number, 0.0) for key, number in numbers.items() if math.isfinite(number)}}
         if status["state"] in layout.UNDER_WAY:
             written, kept = storage.listing().files[layout.STATUS].mtime_ns / 1e9, newest_stored(config, storage)
-            more = max(kept.changed_at.timestamp() - written, 0.0) if kept else 0.0
+            changed = min(kept.changed_at.timestamp(), time.time()) if kept else written
+            more = changed - written if 0.0 < changed - written <= LONGEST_UNWRITTEN_SECONDS else 0.0
             spent["seconds"] += more
             spent["usd"] += more * spent["hourly_usd"] / 3600
     return spent
 
 
-@contextmanager
-def held(config: RunConfig, record: RunRecord) -> Generator[None]:
-    """Enter the block unless the run has reached a limit.
+def check(config: RunConfig, storage: RunStorage, record: RunRecord) -> None:
+    """Let a record go on from what the commands before have spent; the caller holds the run's lock.
 
     Raises:
-        LimitReached: It has, and its record says so.
+        LimitReached: The run has reached a limit.
+        OSError: The storage can't be read.
     """
-    if error := reached(config, record.spent()):
-        with record.waiting():  # writes the totals of the commands before
-            raise error
-    yield
+    before = spent_before(config, storage)
+    record.spent = lambda: before
+    if error := reached(config, before):
+        record.end_dead(error)
+        raise error
 
 
 class Money(NamedTuple):
@@ -219,7 +219,7 @@ class Limit:
                 yield
         finally:
             self.look()
-            self._money = self._money._replace(goes_on=False)
+            self._money = self._money._replace(usd=self.spent()["usd"], goes_on=False)
 
     def look(self) -> None:
         """Add the cost of the instances' hours since the last look, at the prices at hand."""
@@ -229,6 +229,9 @@ class Limit:
             prices = self._prices({*hours, *held})
         except Exception as cause:  # AWS's answers must not end a run, and the last rate goes on
             logger.debug(f"the cost is not known: {one_line(cause)}")
+            if bool(held) != money.goes_on:
+                self._priced = hours if money.goes_on else self._priced  # what the rate has counted is not priced again
+                self._money = Money(self.spent()["usd"], money.hourly_usd, now, bool(held))
             return
         usd = sum((count - self._priced.get(kind, 0.0)) * prices[kind] for kind, count in hours.items())
         self._priced = hours
@@ -258,21 +261,28 @@ class Limit:
 class Prices:
     """Prices of instances in dollars an hour: the current one, the last known one, or the on-demand price.
 
-    An instance without any, of a type that the stack has got since, counts as the most expensive one.
+    An instance without any, of a type that the stack has got since, counts as the most expensive one of the stack.
     """
 
     def __init__(self) -> None:
         self._known: dict[InstanceKind, float] = {}
+        self._on_demand: Mapping[str, float] = {}
 
     def read(self, kinds: Collection[InstanceKind]) -> dict[InstanceKind, float]:
-        """Return the price of each kind of instance."""
+        """Return the price of each kind of instance.
+
+        Raises:
+            LookupError: The stack has had no price at all yet.
+        """
         if kinds and (info := read_cluster_info()):
             names = {kind: labelled(kind, info) for kind in kinds}
             found = hourly_prices(info, {*names.values()}, recent_spot_prices)
-            on_demand = info["prices"] or {}
+            self._on_demand = info["prices"] or self._on_demand
             for kind, name in names.items():
-                price = found.get(name) or self._known.get(kind) or on_demand.get(name.instance_type or "")
+                price = found.get(name) or self._known.get(kind) or self._on_demand.get(name.instance_type or "")
                 if price is not None:
                     self._known[kind] = price
-        highest = max(self._known.values(), default=0.0)
+        highest = max([*self._known.values(), *self._on_demand.values()], default=0.0)
+        if kinds and not highest:
+            raise LookupError("the stack has no prices")
         return {kind: self._known.get(kind, highest) for kind in kinds}

@@ -158,6 +158,18 @@ class RunRecord:
         finally:
             self.behind, self.line = None, ""
 
+    def end_dead(self, error: LimitReached) -> None:
+        """Write the state `limit` over that of a driver that has died, with the run's totals and its last progress.
+
+        A run that has ended otherwise keeps its status.
+        """
+        with self._writing, suppress(Exception):  # others may have written it
+            status = self._storage.read_json(layout.STATUS)
+            if status["state"] in layout.UNDER_WAY and self._is_ours():
+                own = {"spent": self.spent(), "job": submission_id(), "next": shlex.join(error.next_command)}
+                self._storage.write_json(layout.STATUS, {**status, **own, "state": "limit", "error": one_line(error)})
+                write_report(self._storage)
+
     def waiting(self) -> AbstractContextManager[None]:
         """Write the state `waiting` until the block ends: the run waits for workers."""
         return self._updating("waiting")
@@ -252,8 +264,10 @@ class RunRecord:
             return None
         records = monitor.records if self._state == "training" else ()
         hourly = cost_of({kind: float(number) for kind, number in self._instances().items()}) if records else None
-        usd = total_usd(status, {})
-        return end_of(steps, records, time.monotonic(), usd, hourly["usd"] if hourly and hourly["usd"] else None)
+        # The account of the limits, in which each hour has its own price; it has dollars also for an unknown price.
+        usd = None if total_usd(status, {}) is None else status["spent"]["usd"]
+        hourly_usd = status["spent"]["hourly_usd"] if hourly and hourly["usd"] else 0.0
+        return end_of(steps, records, time.monotonic(), usd, hourly_usd or None)
 
     @contextmanager
     def _updating(self, state: State) -> Generator[None]:

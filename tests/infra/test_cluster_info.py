@@ -17,7 +17,12 @@ from tests.infra.fake_aws import Cloud, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
 OF_WORKERS = {"units": 1, "group": "workers-group", "provider": "workers-provider"}
-OF_CPU_WORKERS = {"units": 4, "group": "cpu-workers-group", "provider": "cpu-workers-provider"}
+OF_CPU_WORKERS = {
+    "units": 4,
+    "types": ["c6i.2xlarge"],
+    "group": "cpu-workers-group",
+    "provider": "cpu-workers-provider",
+}
 KINDS = ("workers", "workers-a", "cpu-workers", "h100-workers", "h100-workers-a", "prep-workers")
 FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
 

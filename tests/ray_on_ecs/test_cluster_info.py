@@ -55,6 +55,12 @@ def test_the_documents_own_keys_describe_two_kinds() -> None:
     }
 
 
+def test_cpu_workers_have_types_since_a_version() -> None:
+    cpu = {**SCALING, "types": ["m7i.xlarge"]}
+    groups = parsed(scaling={"workers": SCALING, "cpu-workers": cpu})["groups"]
+    assert groups["cpu-workers"]["types"] == ["m7i.xlarge"]
+
+
 def test_other_kinds_follow_in_their_order() -> None:
     groups = parsed(pools=POOLS)["groups"]
     assert [*groups] == ["workers", "cpu-workers", "workers-b", "h100-workers"]

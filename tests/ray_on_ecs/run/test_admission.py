@@ -1,5 +1,7 @@
 """Commands of a run before anything starts: refused in one line."""
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 from ray_on_ecs.cli.main import main as command
 from ray_on_ecs.command import RAY_SETTINGS
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, UsageError
 from ray_on_ecs.run import admission, document
@@ -107,6 +109,22 @@ def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
         raise KeyboardInterrupt
     again = "the same command with --run-name cut starts from the beginning"
     assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"
+
+
+@pytest.mark.parametrize(("resubmissions", "is_refused"), [(None, True), ("0", True), ("1", False), ("3", False)])
+@pytest.mark.parametrize("info", ["none", "no prices"])
+def test_run_that_the_head_submits_again_needs_no_price(
+    storage: Path, monkeypatch: pytest.MonkeyPatch, resubmissions: str | None, is_refused: bool, info: str
+) -> None:
+    monkeypatch.setattr(admission, "read_cluster_info", lambda: None if info == "none" else stack_with())
+    monkeypatch.setattr(admission, "INFO_SECONDS", 0.0)
+    metadata = {"resubmissions": resubmissions} if resubmissions else {}
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps({"metadata": metadata}))
+    folder = RunStorage.open(str(storage), "mine")
+    config = RunConfig(command=("train.py",), run_name="mine", driver=True, max_usd=5.0)
+    document.write(folder, config, (), Code(name="code", archive="a.tar.gz"), {})
+    with pytest.raises(UsageError) if is_refused else nullcontext(), admission.admit(folder.uri):
+        pass
 
 
 def stack_with(**changed: Any) -> Any:

@@ -170,6 +170,20 @@ def test_run_that_finishes_in_the_notice_is_finished(run: Run, clock: Clock, is_
         assert run.driver._ended_for == "finished"
 
 
+@pytest.mark.parametrize("is_restart", [False, True], ids=["first start", "restart"])
+def test_run_without_ranks_at_its_limit_is_not_finished(run: Run, clock: Clock, is_restart: bool) -> None:
+    """A placement group has nodes, and costs, before its workers are located."""
+    if is_restart:
+        run.until("running")
+        run.workers.fail()
+        assert run.decide()
+    run.workers.ranks, run.workers.places, run.workers.statuses = [], [], {}
+    run.driver._limit.count(is_running=True)
+    clock.now += 3600
+    assert str(end(run)).startswith(REACHED)
+    assert run.driver._ended_for == "limit"
+
+
 def test_stop_in_the_notice_is_a_stop(run: Run, clock: Clock) -> None:
     run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)

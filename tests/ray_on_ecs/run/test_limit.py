@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import nullcontext
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import LimitReached, UsageError
+from ray_on_ecs.run import admission as admission_module
 from ray_on_ecs.run import limit, queue
 from ray_on_ecs.run.__main__ import main
 from ray_on_ecs.run.admission import Admission, hold
@@ -34,7 +37,6 @@ from tests.run_folders import Clock
 RUNS = int(os.environ.get("LIMITED_RUNS", "120"))  # more of them every night
 GPU, OTHER = InstanceKind("g5.xlarge", "spot", "workers"), InstanceKind("p5.48xlarge", "spot", "workers")
 SPENT: Spent = {"seconds": 1800.0, "usd": 20.0, "hourly_usd": 40.0}
-EARLIER = {"seconds": 1000.0, "usd": None}
 STACK: dict[str, Any] = {
     "group": "g",
     "types": ["g5.xlarge"],
@@ -121,6 +123,27 @@ def test_time_of_a_dead_driver_goes_on_to_its_last_checkpoint(storage: RunStorag
     assert (found["seconds"], found["usd"]) == (1890.0, 21.0)
 
 
+@pytest.mark.parametrize("name", [CHECKPOINT, "ray/trial/checkpoint_000001/weights.pt"])
+@pytest.mark.parametrize(("seconds", "more"), [(3600.0, 3600.0), (3601.0, 0.0), (86400.0, 0.0), (5e9, 0.0)])
+def test_file_that_is_copied_later_is_not_running_time(
+    storage: RunStorage, name: str, seconds: float, more: float
+) -> None:
+    write(storage, "training")
+    touch(storage, name, seconds)
+    found = limit.spent_before(config(driver=name.startswith("ray/")), storage)
+    assert (found["seconds"], found["usd"]) == (1800.0 + more, 20.0 + more * 40 / 3600)
+
+
+def test_file_of_the_future_counts_until_now(storage: RunStorage) -> None:
+    write(storage, "training")
+    at = time.time() - 600
+    os.utime(storage.path("status.json"), (at, at))
+    touch(storage, CHECKPOINT, 1e9 + 9e8)
+    assert limit.spent_before(config(), storage)["seconds"] == pytest.approx(2400.0, abs=60.0)
+    os.utime(storage.path("status.json"), (at + 9000, at + 9000))
+    assert limit.spent_before(config(), storage) == SPENT, "the storage's clock is ahead"
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
@@ -146,15 +169,9 @@ def test_account_goes_on_from_any_status(
 
 def test_run_without_a_status_has_spent_nothing(storage: RunStorage) -> None:
     assert limit.spent_before(config(), storage)["seconds"] == 0.0
-    storage.write("status.json", "{half")
-    assert limit.spent_before(config(), storage)["seconds"] == 0.0
-
-
-def test_status_without_an_account_counts_its_whole_time(storage: RunStorage) -> None:
-    times = {"started": "2026-11-29T10:00:00+00:00", "updated": "2026-11-29T10:01:00+00:00"}
-    storage.write_json("status.json", {"state": "failed", "earlier": EARLIER, **times})
-    found = limit.spent_before(config(), storage)
-    assert (found["seconds"], found["usd"]) == (1060.0, 0.0)
+    for text in ("{half", "{}", "null", '{"state": "failed"}'):
+        storage.write("status.json", text)
+        assert limit.spent_before(config(), storage)["seconds"] == 0.0
 
 
 def admission(storage: RunStorage, config: RunConfig) -> Admission:
@@ -187,9 +204,57 @@ def test_run_at_its_limit_does_not_wait(
     assert status["error"] == str(caught.value)
 
 
+PROGRESS = {"step": 5000, "loss": 0.3, "metrics": {"loss": 0.3}, "end": {"step": 5000, "total": 9000}, "workers": 2}
+
+
+@pytest.mark.parametrize("state", ["queued", "waiting", "training", "limit", "interrupted", "failed", None])
+def test_refused_command_keeps_the_progress(storage: RunStorage, state: str | None) -> None:
+    write(storage, state, **PROGRESS, cost_usd=20.0, error="out of memory")
+    before = storage.read_json("status.json")
+    with pytest.raises(LimitReached) as caught, hold(admission(storage, config(max_hours=0.5))):
+        pass
+    after = storage.read_json("status.json")
+    assert PROGRESS.items() <= after.items()
+    if state in ("queued", "waiting", "training"):
+        assert (after["state"], after["error"]) == ("limit", str(caught.value))
+    else:
+        assert after == before
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"), [("limit", LimitReached), ("interrupted", LimitReached), ("finished", UsageError)]
+)
+def test_command_before_that_ends_in_the_wait_for_the_lock_counts(
+    storage: RunStorage, ends: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def wait_for_lock(*_: object) -> Generator[Any]:
+        write(storage, ends)
+        if ends == "finished":
+            storage.write_json("result.json", {})
+        yield SimpleNamespace(is_held=True)
+
+    write(storage, "training", spent={**SPENT, "seconds": 60.0})
+    monkeypatch.setattr(admission_module, "hold_lock", wait_for_lock)
+    monkeypatch.setattr(queue, "turn", lambda *_: nullcontext("its turn"))
+    with pytest.raises(error), hold(admission(storage, config(max_hours=0.5))):
+        pass
+    status = storage.read_json("status.json")
+    assert (status["state"], status["spent"]) == (ends, SPENT)
+
+
+def test_dead_driver_is_counted_once(storage: RunStorage) -> None:
+    write(storage, "training")
+    touch(storage, CHECKPOINT, 90.0)
+    for _ in range(2):
+        with pytest.raises(LimitReached), hold(admission(storage, config(max_hours=0.5))):
+            pass
+        assert storage.read_json("status.json")["spent"] == {**SPENT, "seconds": 1890.0, "usd": 21.0}
+
+
 def test_command_that_continues_is_below_its_limit(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "turn", lambda *_: nullcontext("its turn"))
-    write(storage, "limit")
+    write(storage, "training")
     with pytest.raises(LimitReached), hold(admission(storage, config(max_hours=0.5, max_usd=100.0))):
         pass
     words = storage.read_json("status.json")["next"].split()
@@ -213,6 +278,13 @@ def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, sai
     with pytest.raises(UsageError) as caught:
         limit.check_prices(None if changes is None else stack(**changes), [])
     assert str(caught.value) == f"{said}limit the run by --max-hours, and leave --max-usd out or give 0"
+
+
+def test_cpu_workers_need_a_price() -> None:
+    cpu = {**STACK["scaling"]["workers"], "types": ["m7i.xlarge"]}
+    info = stack(scaling={**STACK["scaling"], "cpu-workers": cpu})
+    with pytest.raises(UsageError, match=r"the price of m7i\.xlarge is not known"):
+        limit.check_prices(info, ["cpu-workers"])
 
 
 def test_only_instances_that_the_run_may_get_need_a_price() -> None:
@@ -252,10 +324,42 @@ def test_price_is_the_last_known_then_the_on_demand_one(monkeypatch: pytest.Monk
     assert prices.read([InstanceKind()]) == {InstanceKind(): 0.5}, "a node without labels is of the first type"
     answers["spot"] = spot()
     assert prices.read([GPU]) == {GPU: 0.5}, "the last one"
-    assert prices.read([GPU, OTHER]) == {GPU: 0.5, OTHER: 0.5}, "unknown: as the most expensive one"
     answers["info"] = None
     assert prices.read([GPU]) == {GPU: 0.5}
     assert prices.read([]) == {}
+
+
+CPU = InstanceKind("m7i.xlarge", "on-demand", "cpu-workers")
+WITHOUT_LABELS = InstanceKind(None, None, "cpu-workers")  # of a stack that does not say its type
+
+
+@pytest.mark.parametrize("unknown", [OTHER, CPU, WITHOUT_LABELS, InstanceKind("p9.huge", None, "new-workers")])
+@pytest.mark.parametrize("known", [[], [GPU]])
+def test_unknown_price_is_the_highest_of_the_stack(
+    known: list[InstanceKind], unknown: InstanceKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = {**STACK["scaling"], "cpu-workers": STACK["scaling"]["workers"]}
+    infos: list[Any] = [stack(scaling=scaling), stack(scaling=scaling, prices=None), None]
+    monkeypatch.setattr(limit, "read_cluster_info", lambda: infos[0])
+    monkeypatch.setattr(limit, "recent_spot_prices", lambda *_, **__: spot(("g5.xlarge", 0.5)))
+    prices = Prices()
+    while infos:
+        assert prices.read([*known, unknown])[unknown] == 1.5
+        infos.pop(0)
+
+
+@pytest.mark.parametrize("info", [None, stack(prices=None), stack(prices={})])
+def test_instances_are_not_free_without_any_price(info: ClusterInfo | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = [info, stack()]
+    monkeypatch.setattr(limit, "read_cluster_info", lambda: infos[0])
+    monkeypatch.setattr(limit, "recent_spot_prices", lambda *_, **__: spot())
+    clock, held = Clock(), {GPU: 2}
+    of = account(clock, {}, held)
+    of._prices = Prices().read
+    pass_hours(of, clock, 1.0)
+    infos.pop(0)
+    pass_hours(of, clock, 1.0)
+    assert of.spent()["usd"] == 5.0 + 2 * 2 * 1.5, "the hours before count at the first price"
 
 
 def account(clock: Clock, prices: Mapping[InstanceKind, float], held: Mapping[InstanceKind, int]) -> Limit:
@@ -304,6 +408,37 @@ def test_error_of_the_prices_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
         raise LimitReached
     clock.now += 1e6
     assert of.spent()["usd"] == 9.0, "after the end"
+
+
+def test_rate_of_the_command_before_counts_without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head has submitted the run again, and the stack's prices have become unknown."""
+    clock, held = Clock(), {GPU: 2}
+    hours = InstanceHours(lambda: dict(held))
+    hours.read(clock.now)
+    before: Spent = {"seconds": 0.0, "usd": 5.0, "hourly_usd": 4.0}
+    prices: dict[InstanceKind, float] = {}
+    of = Limit(
+        config(max_usd=20.0), before, hours, lambda kinds: {kind: prices[kind] for kind in kinds}, clock.monotonic
+    )
+    pass_hours(of, clock, 0.0)
+    clock.now += 3600
+    assert of.spent()["usd"] == 9.0
+    held.clear()
+    pass_hours(of, clock, 0.0)
+    pass_hours(of, clock, 5.0)
+    assert of.spent()["usd"] == 9.0, "without instances"
+    held[GPU] = 1
+    pass_hours(of, clock, 0.0)
+    pass_hours(of, clock, 0.5)
+    assert of.spent()["usd"] == 11.0
+    prices[GPU] = 1.0
+    pass_hours(of, clock, 0.5)
+    assert of.spent()["usd"] == 10.0, "the price instead of the rate"
+    prices.clear()
+    pass_hours(of, clock, 1.0)
+    with of.watching():
+        pass
+    assert of.spent()["usd"] == 11.0, "after the end"
 
 
 def test_limits_are_named_before_the_start() -> None:

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from ray_on_ecs.tracking import run_record
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.end import End, Steps
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_record import RunRecord
+from ray_on_ecs.tracking.run_record import RunRecord, Spent
 from tests.log_lines import collect_lines
 from tests.waiting import until
 
@@ -179,15 +179,22 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_record, "cost_of", cost_of)
 
 
+def spent(usd: float, hourly_usd: float) -> Callable[[], Spent]:
+    """The account of a run's limits."""
+    return lambda: {"seconds": 0.0, "usd": usd, "hourly_usd": hourly_usd}
+
+
 def test_status_has_the_end_over_all_commands(storage: RunStorage, record: RunRecord, priced: None) -> None:
+    """Its dollars are those of the limits, in which each hour has its own price."""
     storage.write_json("status.json", {**record.status(), "state": "failed", "cost_usd": 5.0})
+    record.spent = spent(30.0, 80.0)
     with record.training(far(100, 1000), {InstanceKind(): 0.5}, 2, lambda: {InstanceKind(): 2}):
         end = until(lambda: status(storage)["state"] == "training" and status(storage)["end"])
         record.note_waiting(True)
         waits = until(lambda: status(storage)["state"] == "waiting" and status(storage)["end"])
-    assert {"step": 100, "total": 1000, "usd": 23.0}.items() <= end.items()
+    assert {"step": 100, "total": 1000, "usd": 30.0}.items() <= end.items()
     assert end["seconds_left"] == pytest.approx(900, abs=2)
-    assert end["usd_at_end"] == pytest.approx(23.0 + 900 * 72 / 3600, abs=0.1)
+    assert end["usd_at_end"] == pytest.approx(30.0 + 900 * 80 / 3600, abs=0.1)
     assert waits == {**end, "seconds_left": None, "usd_at_end": None}
 
 
@@ -210,9 +217,16 @@ def test_end_without_what_is_not_known(
     total: int | None,
     known: set[str],
 ) -> None:
+    record.spent = spent(20.0, 72.0)  # at an upper bound
     with record.training(far(100, total), hours, 2, lambda: instances):
         end = record.status()["end"] or {}
     assert {key for key in ("seconds_left", "usd", "usd_at_end") if end[key] is not None} == known
+
+
+def test_end_before_the_first_look_at_prices_has_no_cost(record: RunRecord, priced: None) -> None:
+    with record.training(far(100, 1000), {}, 2, lambda: {InstanceKind(): 2}):
+        end = record.status()["end"] or {}
+    assert (end["usd"], end["usd_at_end"]) == (0.0, None)
 
 
 def test_printed_steps_are_in_the_end(record: RunRecord) -> None:
@@ -230,6 +244,7 @@ def test_log_says_once_that_a_limit_comes_first(
     monkeypatch.setattr(end_module, "WARNING_SECONDS", 0.0)
     object.__setattr__(config, "max_usd", 30.0)
     record = RunRecord(storage, config)
+    record.spent = spent(18.0, 36.0)
     with record.training(far(100, 10_000), {InstanceKind(): 0.5}, 2, lambda: {InstanceKind(): 1}):
         written: set[Any] = set()
         until(lambda: written.add(status(storage).get("updated")) or len(written) > 4)
