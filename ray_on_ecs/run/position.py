@@ -24,6 +24,11 @@ COLLECTIVES = {
 OF_COLLECTIVES = "/torch/distributed/"
 OF_DDP = "/torch/nn/parallel/distributed.py"
 DDP = "DistributedDataParallel"
+# Of a Checkpointer: the methods in which it waits for the other ranks leave no frames of PyTorch.
+OF_CHECKPOINTER, OF_RANKS = "/ray_on_ecs/checkpoint/", "/ray_on_ecs/checkpoint/collectives.py"
+OF_BACKGROUND = "/ray_on_ecs/checkpoint/background.py"
+WAITS_FOR_RANKS = {"broadcast", "gather", "receive", "scatter"}
+CHECKPOINTER = "Checkpointer"
 BACKWARD = "_engine_run_backward"
 # In files with these parts of Python and packages, a thread waits for another thread or a child process.
 FOR_OTHERS = (
@@ -92,7 +97,9 @@ def position_of(processes: Sequence[ProcessStacks]) -> Position:
     at = f", {user.place.rpartition(', ')[2]}" if user else ""
     if collective := _collective(inner):
         return Position(WAITS, collective + at, collective, stacks=shown)
-    if other := _other(main, processes, inner):
+    if _waits_for_ranks(inner):
+        return Position(WAITS, _checkpointer(inner) + at, CHECKPOINTER, stacks=shown)
+    if other := _background(main, inner, at) or _other(main, processes, inner):
         return other
     if _is_backward(inner):
         return Position(IS_IN, f"backward{at}", "all_reduce", stacks=shown)
@@ -116,12 +123,35 @@ def _collective(inner: Sequence[Frame]) -> str:
     return of_torch[0].function if of_torch and of_torch[0] == inner[0] else ""
 
 
+def _waits_for_ranks(frames: Sequence[Frame]) -> bool:
+    """Return whether a Checkpointer waits for other ranks in these frames."""
+    return any(OF_RANKS in frame.file and frame.function.rpartition(".")[2] in WAITS_FOR_RANKS for frame in frames)
+
+
+def _checkpointer(inner: Sequence[Frame]) -> str:
+    """Return the method of a Checkpointer that the user's code has called."""
+    return [frame.function for frame in inner if OF_CHECKPOINTER in frame.file][-1]
+
+
 def _waits_for_others(inner: Sequence[Frame]) -> bool:
     return any(part in frame.file for frame in inner[:4] for part in FOR_OTHERS)
 
 
 def _is_backward(inner: Sequence[Frame]) -> bool:
     return any(frame.function == BACKWARD for frame in inner)
+
+
+def _background(main: ProcessStacks, inner: Sequence[Frame], at: str) -> Position | None:
+    """Return the place of the thread that stores a checkpoint, if a main thread with these frames waits for it."""
+    if not any(OF_BACKGROUND in frame.file for frame in inner):
+        return None
+    for thread in main.threads[1:]:
+        if any(OF_BACKGROUND in frame.file for frame in thread.frames):
+            stacks = ((IN_THREAD, thread.frames), ("main thread", main.threads[0].frames))
+            if _waits_for_ranks(thread.frames):
+                return Position(WAITS, _checkpointer(inner) + at, CHECKPOINTER, stacks=stacks)
+            return Position(IS_IN, f"{thread.frames[0].place}, {IN_THREAD}", stacks=stacks)
+    return None
 
 
 def _other(main: ProcessStacks, processes: Sequence[ProcessStacks], inner: Sequence[Frame]) -> Position | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_on_ecs.run.collectives import Last
-from ray_on_ecs.run.position import HAS, IS, IS_IN, WAITS, Position, position_of
+from ray_on_ecs.run.position import CHECKPOINTER, HAS, IS, IS_IN, WAITS, Position, position_of
 from ray_on_ecs.run.stacks import ProcessStacks, Stacks, in_words
 
 NO_PYTHON = "the script runs no Python process"
@@ -196,7 +196,8 @@ def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Last]) -> 
         kinds, groups = {each.kind for each in last.values()}, {each.group for each in last.values()}
         latest = max((each.began for each in last.values()), default=math.inf)
         collective = positions[ranks[0]].collective
-        is_one = bool(collective) and kinds <= {collective, ""} and len(groups) == 1  # NCCL does not say the kind
+        is_numbered = collective not in ("", CHECKPOINTER)  # which has its own process group
+        is_one = is_numbered and kinds <= {collective, ""} and len(groups) == 1  # NCCL does not say the kind
         if is_one and len(last) == len(ranks) and time.time() - latest >= SETTLED_SECONDS:
             for rank, each in last.items():
                 where = f"{collective} #{each.sequence}"

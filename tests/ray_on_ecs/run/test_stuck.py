@@ -234,6 +234,57 @@ def test_processes_of_a_node_have_their_own_ranks() -> None:
     )
 
 
+OWN = "/usr/lib/python3.13/site-packages/ray_on_ecs/checkpoint"
+THREADING = "/usr/lib/python3.13/threading.py"
+STORE = (f"BackgroundSave._store {OWN}/background.py 4", f"BackgroundSave._run {OWN}/background.py 3")
+STORE = (*STORE, f"Thread.run {THREADING} 9", f"Thread._bootstrap {THREADING} 7")
+SAVE = (f"Thread.join {THREADING} 1", f"BackgroundSave.wait {OWN}/background.py 8")
+SAVE = (*SAVE, f"Checkpointer.save {OWN}/checkpointer.py 3", TRAIN)
+AFTER_STEP = (f"Checkpointer.after_step {OWN}/checkpointer.py 4", TRAIN)
+POLL = (f"Pace.poll {OWN}/collectives.py 7", *AFTER_STEP)
+RECEIVE = (f"Collectives.receive {OWN}/collectives.py 5", *STORE)
+WRITE = (f"_write_item {TORCH}/distributed/checkpoint/filesystem.py 8", *STORE)
+HEARTBEAT = (f"heartbeat {USER}/train.py 12", f"Thread.run {THREADING} 9", f"Thread._bootstrap {THREADING} 7")
+# The threads of a rank, the main thread first, and those of the others; the places of these and of the rank.
+SAVES = {
+    "user's code": (
+        ([LOAD], [(f"Collectives.gather {OWN}/collectives.py 5", *POLL)]),
+        ("Checkpointer.after_step, train.py:40", "load_batch, data.py:88"),
+    ),
+    "decision of rank 0": (
+        ([POLL], [(f"Collectives.broadcast {OWN}/collectives.py 5", *POLL)]),
+        ("Checkpointer.after_step, train.py:40", "train, train.py:40"),
+    ),
+    "printed by faulthandler": (
+        ([LOAD], [(f"gather {OWN}/collectives.py 5", f"after_step {OWN}/checkpointer.py 3", TRAIN)]),
+        ("after_step, train.py:40", "load_batch, data.py:88"),
+    ),
+    "background": (
+        ([SAVE, HEARTBEAT, WRITE], [SAVE, HEARTBEAT, RECEIVE]),
+        ("Checkpointer.save, train.py:40", "_write_item, filesystem.py:8, in a thread"),
+    ),
+    "background that sleeps": (
+        ([SAVE, WRITE], [SAVE, (f"Event.wait {THREADING} 1", *RECEIVE)]),
+        ("Checkpointer.save, train.py:40", "_write_item, filesystem.py:8, in a thread"),
+    ),
+    "copy": (
+        ([AFTER_STEP], [SAVE, RECEIVE]),
+        ("Checkpointer.save, train.py:40", "train, train.py:40"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAVES)
+def test_rank_that_a_checkpoint_waits_for_is_named(case: str) -> None:
+    (odd, others), (waits, place) = SAVES[case]
+    joined = Last("", 1841, "0", 0.0, is_done=False)  # of NCCL, before the Checkpointer's own collective
+    ranks = [
+        Stacks(processes=(ProcessStacks(10, threads=tuple(thread(*each) for each in threads)),), joined=joined)
+        for threads in (others, others, odd)
+    ]
+    assert said(ranks) == f"2 ranks wait in {waits}; rank 2 is in {place}"
+
+
 PRINTED = f"""Fatal Python error: Aborted
 
 Thread 0x00007f45abfff6c0 (most recent call first):
