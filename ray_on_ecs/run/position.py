@@ -22,10 +22,14 @@ COLLECTIVES = {
     "wait_tensor",
 }
 OF_COLLECTIVES = "/torch/distributed/"
+# Functions of these work, or call others, before they wait in a collective.
+OF_DCP = "/torch/distributed/checkpoint/"
+WORK_FIRST = (OF_DCP, "/torch/distributed/collective_utils.py")
 OF_DDP = "/torch/nn/parallel/distributed.py"
 DDP = "DistributedDataParallel"
 # Of a Checkpointer: the methods in which it waits for the other ranks leave no frames of PyTorch.
 OF_CHECKPOINTER, OF_RANKS = "/ray_on_ecs/checkpoint/", "/ray_on_ecs/checkpoint/collectives.py"
+OF_FUTURES = "/concurrent/futures/_base.py"
 OF_BACKGROUND = "/ray_on_ecs/checkpoint/background.py"
 WAITS_FOR_RANKS = {"broadcast", "gather", "receive", "scatter"}
 CHECKPOINTER = "Checkpointer"
@@ -99,7 +103,13 @@ def position_of(processes: Sequence[ProcessStacks]) -> Position:
         return Position(WAITS, collective + at, collective, stacks=shown)
     if _waits_for_ranks(inner):
         return Position(WAITS, _checkpointer(inner) + at, CHECKPOINTER, stacks=shown)
-    if other := _background(main, inner, at) or _other(main, processes, inner):
+    if any(OF_BACKGROUND in frame.file for frame in inner):
+        other = _background(main, OF_BACKGROUND, inner, at)
+    else:
+        other = _other(main, processes, inner)
+        if not other and any(OF_FUTURES in frame.file for frame in inner[:4]):
+            other = _background(main, OF_DCP, inner, at)
+    if other:
         return other
     if _is_backward(inner):
         return Position(IS_IN, f"backward{at}", "all_reduce", stacks=shown)
@@ -114,7 +124,9 @@ def _inner(frames: Sequence[Frame]) -> list[Frame]:
 
 def _collective(inner: Sequence[Frame]) -> str:
     """Return the collective that these frames are in, as the user's code has called it; empty if there is none."""
-    of_torch = [frame for frame in inner if OF_COLLECTIVES in frame.file]
+    of_torch = [
+        frame for frame in inner if OF_COLLECTIVES in frame.file and not any(part in frame.file for part in WORK_FIRST)
+    ]
     named = [frame.function for frame in of_torch if frame.function in COLLECTIVES]
     if named:
         return named[-1]
@@ -141,15 +153,15 @@ def _is_backward(inner: Sequence[Frame]) -> bool:
     return any(frame.function == BACKWARD for frame in inner)
 
 
-def _background(main: ProcessStacks, inner: Sequence[Frame], at: str) -> Position | None:
-    """Return the place of the thread that stores a checkpoint, if a main thread with these frames waits for it."""
-    if not any(OF_BACKGROUND in frame.file for frame in inner):
-        return None
+def _background(main: ProcessStacks, part: str, inner: Sequence[Frame], at: str) -> Position | None:
+    """Return the place of a thread with this part in its files, which stores a checkpoint; None without one."""
     for thread in main.threads[1:]:
-        if any(OF_BACKGROUND in frame.file for frame in thread.frames):
+        if any(part in frame.file for frame in thread.frames):
             stacks = ((IN_THREAD, thread.frames), ("main thread", main.threads[0].frames))
             if _waits_for_ranks(thread.frames):
                 return Position(WAITS, _checkpointer(inner) + at, CHECKPOINTER, stacks=stacks)
+            if collective := _collective(thread.frames):
+                return Position(WAITS, collective + at, collective, stacks=stacks)
             return Position(IS_IN, f"{thread.frames[0].place}, {IN_THREAD}", stacks=stacks)
     return None
 

@@ -1,6 +1,7 @@
 """The sentence about a hang, by the stacks of its ranks; tests/drills has real ones."""
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,10 @@ def process(*frames: str, pid: int = 10, **changes: Any) -> ProcessStacks:
 
 def rank(*frames: str, **changes: Any) -> Stacks:
     return Stacks(processes=(process(*frames, **changes),))
+
+
+def rank_of(*threads: Sequence[str]) -> Stacks:
+    return Stacks(processes=(ProcessStacks(10, threads=tuple(thread(*each) for each in threads)),))
 
 
 def said(workers: Mapping[int, Stacks | str] | Sequence[Stacks | str]) -> str:
@@ -278,11 +283,34 @@ SAVES = {
 def test_rank_that_a_checkpoint_waits_for_is_named(case: str) -> None:
     (odd, others), (waits, place) = SAVES[case]
     joined = Last("", 1841, "0", 0.0, is_done=False)  # of NCCL, before the Checkpointer's own collective
-    ranks = [
-        Stacks(processes=(ProcessStacks(10, threads=tuple(thread(*each) for each in threads)),), joined=joined)
-        for threads in (others, others, odd)
-    ]
+    ranks = [replace(rank_of(*threads), joined=joined) for threads in (others, others, odd)]
     assert said(ranks) == f"2 ranks wait in {waits}; rank 2 is in {place}"
+
+
+GATHER = f"gather_object {TORCH}/distributed/distributed_c10d.py 3"
+WRAPPED = (f"all_reduce {TORCH}/distributed/checkpoint/utils.py 7", f"save {TORCH}/distributed/checkpoint/saver.py 2")
+LOAD_STATE = f"_load {TORCH}/distributed/checkpoint/filesystem.py 4"
+DOWNLOAD = f"get {TORCH[:-6]}/huggingface_hub/file.py 4"
+BROADCAST = f"broadcast {TORCH}/distributed/collective_utils.py 5"
+RESULT = (f"Condition.wait {THREADING} 1", *POOL)
+OF_POOL = (f"_worker {TORCH[:-20]}/concurrent/futures/thread.py 9", *HEARTBEAT[1:])
+DCP = {
+    "save": ([(WRITE[0], *WRAPPED, TRAIN)], [(GATHER, *WRAPPED, TRAIN)], "train, train.py:40"),
+    "load": ([(LOAD_STATE, TRAIN)], [(GATHER, TRAIN)], "train, train.py:40"),
+    "function of a collective": ([(DOWNLOAD, BROADCAST, TRAIN)], [(GATHER, BROADCAST, TRAIN)], "train, train.py:40"),
+    "async_save": (
+        [RESULT, OF_POOL, (WRITE[0], *WRAPPED, *OF_POOL)],
+        [RESULT, OF_POOL, (GATHER, *WRAPPED, *OF_POOL)],
+        "_write_item, filesystem.py:8, in a thread",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DCP)
+def test_work_before_a_collective_is_not_a_wait(case: str) -> None:
+    odd, others, place = DCP[case]
+    ranks = [rank_of(*others), rank_of(*others), rank_of(*odd)]
+    assert re.fullmatch(rf"2 ranks wait in \w+, train.py:40; rank 2 is in {re.escape(place)}", said(ranks))
 
 
 PRINTED = f"""Fatal Python error: Aborted
