@@ -41,6 +41,10 @@ FOR_OTHERS = (
 )
 DATA_WORKER, IN_DATA_WORKER, IN_THREAD = "pt_data_worker", "in a data loader worker", "in a thread"
 FOR_THREADS = ("/concurrent/futures/_base", "/concurrent/futures/thread", "/queue.py", "/threading.py")
+FOR_PROCESSES = (
+    *("/multiprocessing/connection.py", "/multiprocessing/popen", "/subprocess.py"),
+    "/torch/utils/data/dataloader.py",
+)
 FORKED = "BaseProcess._bootstrap"  # of multiprocessing, in a new process
 WAITS, IS_IN, IS, HAS = ("waits in", "wait in"), ("is in", "are in"), ("is", "are"), ("has", "have")
 STOPPED = {
@@ -103,13 +107,7 @@ def position_of(processes: Sequence[ProcessStacks]) -> Position:
         return Position(WAITS, collective + at, collective, stacks=shown)
     if _waits_for_ranks(inner):
         return Position(WAITS, _checkpointer(inner) + at, CHECKPOINTER, stacks=shown)
-    if any(OF_BACKGROUND in frame.file for frame in inner):
-        other = _background(main, OF_BACKGROUND, inner, at)
-    else:
-        other = _other(main, processes, inner)
-        if not other and any(OF_FUTURES in frame.file for frame in inner[:4]):
-            other = _background(main, OF_DCP, inner, at)
-    if other:
+    if other := _elsewhere(main, processes, inner, at):
         return other
     if _is_backward(inner):
         return Position(IS_IN, f"backward{at}", "all_reduce", stacks=shown)
@@ -153,6 +151,18 @@ def _is_backward(inner: Sequence[Frame]) -> bool:
     return any(frame.function == BACKWARD for frame in inner)
 
 
+def _elsewhere(
+    main: ProcessStacks, processes: Sequence[ProcessStacks], inner: Sequence[Frame], at: str
+) -> Position | None:
+    """Return the place of what a main thread with these frames waits for; None if it waits for nothing known."""
+    if any(OF_BACKGROUND in frame.file for frame in inner):
+        return _background(main, OF_BACKGROUND, inner, at)
+    if other := _other(main, processes, inner):
+        return other
+    is_for_future = any(OF_FUTURES in frame.file for frame in inner[:4])
+    return _background(main, OF_DCP, inner, at) if is_for_future else None
+
+
 def _background(main: ProcessStacks, part: str, inner: Sequence[Frame], at: str) -> Position | None:
     """Return the place of a thread with this part in its files, which stores a checkpoint; None without one."""
     for thread in main.threads[1:]:
@@ -168,11 +178,13 @@ def _background(main: ProcessStacks, part: str, inner: Sequence[Frame], at: str)
 
 def _other(main: ProcessStacks, processes: Sequence[ProcessStacks], inner: Sequence[Frame]) -> Position | None:
     """Return the place of another thread or a child process, if a main thread with these frames waits for one."""
-    is_backward = _is_backward(inner)  # hooks may run on other threads
-    if not (is_backward or _waits_for_others(inner)):
+    if _is_backward(inner):  # hooks may run on autograd's threads, which Python has not started
+        native = [each for each in main.threads[1:] if each.frames and "/threading.py" not in each.frames[-1].file]
+        others = [(IN_THREAD, thread.frames) for thread in native]
+    elif _waits_for_others(inner):
+        others = _others(main, processes, inner)
+    else:
         return None
-    waits_for_thread = is_backward or any(part in frame.file for frame in inner[:4] for part in FOR_THREADS)
-    others = sorted(_others(main, processes), key=lambda other: (other[0] == IN_THREAD) != waits_for_thread)
     for title, own in others:
         found = next((frame for frame in own if frame.is_users), own[0] if title == IN_DATA_WORKER else None)
         if found:
@@ -181,15 +193,23 @@ def _other(main: ProcessStacks, processes: Sequence[ProcessStacks], inner: Seque
     return None
 
 
-def _others(main: ProcessStacks, processes: Sequence[ProcessStacks]) -> list[tuple[str, tuple[Frame, ...]]]:
+def _others(
+    main: ProcessStacks, processes: Sequence[ProcessStacks], inner: Sequence[Frame]
+) -> list[tuple[str, tuple[Frame, ...]]]:
     """Return the stacks of a rank beside its main thread's that don't wait themselves, with titles.
 
-    A forked process has its parent's frames below its own.
+    Those that a main thread with these frames may wait for come first, and threads never if it waits for a process. A
+    forked process has its parent's frames below its own.
     """
-    found = [(IN_THREAD, thread.frames) for thread in main.threads[1:]]
+    waits_for = "".join(frame.file for frame in inner[:4])
+    threads = () if any(part in waits_for for part in FOR_PROCESSES) else main.threads[1:]
+    of_threads = [(IN_THREAD, thread.frames) for thread in threads]
+    of_processes = []
     for process in processes:
         if process is not main:
             title = IN_DATA_WORKER if process.name == DATA_WORKER else "in a child process"
             own = [tuple(takewhile(lambda frame: frame.function != FORKED, each.frames)) for each in process.threads]
-            found += [(title, frames) for frames in own]
+            of_processes += [(title, frames) for frames in own]
+    is_for_thread = any(part in waits_for for part in FOR_THREADS)
+    found = of_threads + of_processes if is_for_thread else of_processes + of_threads
     return [(title, frames) for title, frames in found if frames and not _waits_for_others(_inner(frames))]

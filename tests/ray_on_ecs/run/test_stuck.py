@@ -313,6 +313,39 @@ def test_work_before_a_collective_is_not_a_wait(case: str) -> None:
     assert re.fullmatch(rf"2 ranks wait in \w+, train.py:40; rank 2 is in {re.escape(place)}", said(ranks))
 
 
+BY_AUTOGRAD = (f"hook {USER}/hooks.py 3",)
+PINNED = (f"Condition.wait {THREADING} 1", "Queue.get /usr/lib/python3.13/queue.py 3", *LOADER[1:])
+RUN = ("Popen.wait /usr/lib/python3.13/subprocess.py 3", TRAIN)
+WORKER = {"pid": 11, "parent": 10, "name": "pt_data_worker"}
+IN_LOADER = "load_batch, data.py:88, in a data loader worker"
+# Threads of a rank that waits, the main thread first; the stack of a data loader's worker; the place.
+BESIDE = {
+    "backward": ((BACKWARD, HEARTBEAT), IDLE, "backward, train.py:40"),
+    "backward, with a slow loader": ((BACKWARD,), LOAD[:2], "backward, train.py:40"),
+    "hook on autograd's thread": ((BACKWARD, HEARTBEAT, BY_AUTOGRAD), IDLE, "hook, hooks.py:3, in a thread"),
+    "idle loader": ((LOADER, HEARTBEAT), IDLE, "train, train.py:40"),
+    "loader": ((LOADER, HEARTBEAT), LOAD[:2], IN_LOADER),
+    "loader that pins memory": ((PINNED, HEARTBEAT), LOAD[:2], IN_LOADER),
+    "loader beside a save": ((LOADER, WRITE), IDLE, "train, train.py:40"),
+    "program": ((RUN, HEARTBEAT), IDLE, "train, train.py:40"),
+    "child": ((JOIN, HEARTBEAT), IDLE, "train, train.py:40"),
+    "save": ((BACKWARD, WRITE), IDLE, "backward, train.py:40"),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_thread_that_a_rank_does_not_wait_for_is_not_its_place(case: str) -> None:
+    threads, of_worker, place = BESIDE[case]
+    own = (*rank_of(*threads).processes, process(*of_worker, *FORK, **WORKER))
+    assert f"rank 0 is in {place}" in said([Stacks(processes=own), *[rank(*STEP)] * 2]).split("; ")
+
+
+def test_rank_outside_backward_is_named_beside_heartbeats() -> None:
+    ranks = [rank_of(BACKWARD, HEARTBEAT), rank_of(LOAD, HEARTBEAT)]
+    assert said(ranks) == "rank 0 is in backward, train.py:40; rank 1 is in load_batch, data.py:88"
+    assert picture(dict(enumerate(ranks)), 60.0).odd_rank == 1
+
+
 PRINTED = f"""Fatal Python error: Aborted
 
 Thread 0x00007f45abfff6c0 (most recent call first):
