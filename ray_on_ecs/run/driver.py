@@ -433,8 +433,8 @@ class RunDriver:
             places = failure_report.picture_of(self._last, group.ranks, self._config)
             folder = self._store_stacks(places, self._last)
             what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s: {places}"
-            blamed = self._last.get(-1 if places.odd_rank is None else places.odd_rank, self._last[min(self._last)])
-            return Failure(what, "hung", rank=places.odd_rank, stacks=folder, log=blamed.log)
+            rank = failure_report.rank_of(places.odd_rank, self._config)
+            return Failure(what, "hung", rank=rank, stacks=folder, log=self._log_of(places.odd_rank, group))
         if self._ended_for == "lost":
             # A node may have gone before its deadline.
             is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
@@ -443,6 +443,14 @@ class RunDriver:
             is_reclaimed = self._home.was_reclaimed()
             return RECLAIMED if is_reclaimed else failure_report.describe(self._last, self._config, self._left_out)
         return None
+
+    def _log_of(self, rank: int | None, group: Group) -> tuple[str, ...]:
+        """Return the end of a rank's output, or of the program that has started it, on its node or on the first one."""
+        own = [each for each in group.ranks if each.rank == rank]
+        first = [each for each in group.ranks if each.local_rank == 0]
+        on_node = [each for each in first if own and each.node_rank == own[0].node_rank]
+        workers = [self._last.get(each.rank) for each in [*own, *on_node, *first[:1]]]
+        return next((worker.log for worker in workers if worker and worker.log), ())
 
     def _decide_on(self, failure: Failure) -> None:
         """Print a line if the run continues after a failure.

@@ -58,7 +58,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
             what += f"; {name} had ended with exit status 0, {seconds:.0f} s before"
     what += missing_file_hint(failed.words.text, left_out) + access_denied_hint(failed.words.text, config)
     what += bus_error_hint(status, failed.words.text) + misplaced_flag_hint(failed.words.text, config)
-    where, rank = "\n".join(failed.log), _rank(failed_rank, config)
+    where, rank = "\n".join(failed.log), rank_of(failed_rank, config)
     return Failure(what, rank=rank, status=failed.status, words=failed.words, where=where, log=failed.log)
 
 
@@ -66,12 +66,12 @@ def describe_lost(lost: Mapping[int, str], errors: WorkerStatuses, config: RunCo
     """Return the failure of workers that have ended themselves, by an error or without one."""
     rank = min(errors or lost)
     if not errors:
-        return Failure(lost[rank], rank=_rank(rank, config))
+        return Failure(lost[rank], rank=rank_of(rank, config))
     worker, cause = errors[rank], errors[rank].error
-    return Failure(one_line(cause), rank=_rank(rank, config), cause=cause, where=worker.where, log=worker.log)
+    return Failure(one_line(cause), rank=rank_of(rank, config), cause=cause, where=worker.where, log=worker.log)
 
 
-def _rank(rank: int, config: RunConfig) -> int | None:
+def rank_of(rank: int | None, config: RunConfig) -> int | None:
     """Return a rank, or None for a Ray program and for --per-node, whose processes are not ranks."""
     return None if config.driver or config.per_node else rank
 

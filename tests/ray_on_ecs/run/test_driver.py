@@ -42,6 +42,7 @@ from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
 from ray_on_ecs.run.stacks_request import SILENT
+from ray_on_ecs.run.stuck import picture
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
@@ -428,6 +429,30 @@ def test_silence_after_reported_steps_is_a_hang(
         assert run.decide()
         [folder] = (tmp_path / "mine" / "stalls").iterdir()
         assert [file.read_text() for file in sorted(folder.glob("rank_*"))] == ["of rank 0", "of rank 1"]
+
+
+@pytest.mark.parametrize(("setting", "log"), [("per_node", "of node 1"), ("mpi", "of node 0")])
+def test_hang_of_a_node_has_the_log_of_its_program(
+    tmp_path: Path, setting: str, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With these only the first worker of a node, or the first one, has a program."""
+    run = Run(tmp_path, **{setting: True})
+    run.driver._policy.max_restarts = 0
+    run.workers = Workers(8)
+    run.workers.ranks = [WorkerRank(rank, 8, rank % 4, 4, rank // 4) for rank in range(8)]
+    run.workers.places *= 4
+    run.until("running")
+    for rank in range(8):
+        run.workers.tell(rank, silent_seconds=1000.0, step=3, log=(f"of node {rank // 4}",) if rank in (0, 4) else ())
+    if setting == "mpi":
+        run.workers.tell(4, log=())
+    run.step()
+    places = picture({4: Stacks(processes=(READ,)), 5: "has ended with exit status 0"}, 60.0)
+    monkeypatch.setattr(module.failure_report, "picture_of", lambda *_: places)
+    with pytest.raises(TrainingError):
+        run.decide()
+    error = run.storage.read_json("error.json")
+    assert (error["log"], error["rank"]) == ([log], None if setting == "per_node" else 5)
 
 
 def test_worker_that_has_finished_has_no_stacks(run: Run, tmp_path: Path) -> None:

@@ -316,7 +316,6 @@ def test_work_before_a_collective_is_not_a_wait(case: str) -> None:
 BY_AUTOGRAD = (f"hook {USER}/hooks.py 3",)
 PINNED = (f"Condition.wait {THREADING} 1", "Queue.get /usr/lib/python3.13/queue.py 3", *LOADER[1:])
 RUN = ("Popen.wait /usr/lib/python3.13/subprocess.py 3", TRAIN)
-WORKER = {"pid": 11, "parent": 10, "name": "pt_data_worker"}
 IN_LOADER = "load_batch, data.py:88, in a data loader worker"
 # Threads of a rank that waits, the main thread first; the stack of a data loader's worker; the place.
 BESIDE = {
@@ -336,7 +335,7 @@ BESIDE = {
 @pytest.mark.parametrize("case", BESIDE)
 def test_thread_that_a_rank_does_not_wait_for_is_not_its_place(case: str) -> None:
     threads, of_worker, place = BESIDE[case]
-    own = (*rank_of(*threads).processes, process(*of_worker, *FORK, **WORKER))
+    own = (*rank_of(*threads).processes, process(*of_worker, *FORK, pid=11, parent=10, name="pt_data_worker"))
     assert f"rank 0 is in {place}" in said([Stacks(processes=own), *[rank(*STEP)] * 2]).split("; ")
 
 
