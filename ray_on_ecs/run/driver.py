@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
@@ -147,6 +149,7 @@ class RunDriver:
         self._error: TrainingError | None = None  # with which the run ends
         self._ends_at = math.inf  # the run's limit (monotonic time), once a start ends
         self._stacks = StacksRequest()
+        self._answer: threading.Thread | None = None  # to the last request
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -252,7 +255,7 @@ class RunDriver:
             self._time_start(group, of_start)
         self._compare_ranks(group, of_start)
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
-        if self._stacks.are_there(of_start):
+        if self._stacks.are_there(of_start) and not (self._answer and self._answer.is_alive()):
             self._answer_request(group, of_start)
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         self._has_errors = bool(errors)
@@ -431,7 +434,7 @@ class RunDriver:
             return RECLAIMED
         if self._ended_for == "hung":
             places = failure_report.picture_of(self._last, group.ranks, self._config)
-            folder = self._store_stacks(places, self._last)
+            folder = self._store_stacks(places, self._last, "", self._ask)
             what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s: {places}"
             rank = failure_report.rank_of(places.odd_rank, self._config)
             return Failure(what, "hung", rank=rank, stacks=folder, log=self._log_of(places.odd_rank, group))
@@ -530,23 +533,33 @@ class RunDriver:
         return ask(call, poll)
 
     def _answer_request(self, group: Group, workers: WorkerStatuses) -> None:
-        """Store the stacks of a request that the workers have answered, and print where the ranks are."""
+        """Store the stacks of a request that the workers have answered, and print where the ranks are.
+
+        The storage may take long: the run goes on, and its next decision does not wait.
+        """
         request = self._stacks.request
         places = failure_report.picture_of(workers, group.ranks, self._config, request)
         self._stacks.end()
+        answer = partial(self._print_places, request, places, workers)
+        self._answer = threading.Thread(target=answer, name="stacks", daemon=True)
+        self._answer.start()
+
+    def _print_places(self, request: str, places: Picture, workers: WorkerStatuses) -> None:
+        folder = self._store_stacks(places, workers, "" if request == SILENT else request, ask)
         if request != SILENT:
-            logger.info(f"stacks for ray-on-ecs debug: {places} ({self._store_stacks(places, workers, request)})")
+            logger.info(f"stacks for ray-on-ecs debug: {places} ({folder})")
             return
         logger.info(
             f"the script has been silent for {places.silent_seconds:.0f} s and has never reported a step, so it runs "
-            f"on: {places}; its stacks are in {self._store_stacks(places, workers)} (--hang-timeout ends a script that "
-            "is silent for longer)"
+            f"on: {places}; its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
         )
 
-    def _store_stacks(self, places: Picture, workers: WorkerStatuses, name: str = "") -> str:
+    def _store_stacks(
+        self, places: Picture, workers: WorkerStatuses, name: str, wait: Callable[[Callable[[], str]], str]
+    ) -> str:
         try:
-            return self._ask(lambda: failure_report.store_stacks(places, workers, self._storage, name))
-        except OSError as cause:
+            return wait(lambda: failure_report.store_stacks(places, workers, self._storage, name))
+        except Exception as cause:  # of a thread it would be lost
             return f"no place: they could not be stored ({short_reason(cause)})"
 
     def _mark(self) -> Mark:
