@@ -545,7 +545,7 @@ class RunDriver:
         self._answer.start()
 
     def _print_places(self, request: str, places: Picture, workers: WorkerStatuses) -> None:
-        folder = self._store_stacks(places, workers, "" if request == SILENT else request, ask)
+        folder = self._store_stacks(places, workers, request, ask)
         if request != SILENT:
             logger.info(f"stacks for ray-on-ecs debug: {places} ({folder})")
             return
@@ -555,10 +555,10 @@ class RunDriver:
         )
 
     def _store_stacks(
-        self, places: Picture, workers: WorkerStatuses, name: str, wait: Callable[[Callable[[], str]], str]
+        self, places: Picture, workers: WorkerStatuses, request: str, wait: Callable[[Callable[[], str]], str]
     ) -> str:
         try:
-            return wait(lambda: failure_report.store_stacks(places, workers, self._storage, name))
+            return wait(lambda: failure_report.store_stacks(places, workers, self._storage, request))
         except Exception as cause:  # of a thread it would be lost
             return f"no place: they could not be stored ({short_reason(cause)})"
 

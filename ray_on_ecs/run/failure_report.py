@@ -16,12 +16,12 @@ from ray_on_ecs.run.group import WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.run.stacks import Stacks
+from ray_on_ecs.run.stacks_request import SILENT
 from ray_on_ecs.run.stuck import Picture, picture
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
-NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
 # A rank that left with 0 at least this long before the others failed is named with them.
 EARLY_SECONDS = 0.5
 # How parsers of arguments name one that they don't know, and the flags of a run.
@@ -135,14 +135,21 @@ def _stacks_or_reason(worker: WorkerStatus | None, request: str) -> Stacks | str
     return "has not answered"
 
 
-def store_stacks(found: Picture, workers: WorkerStatuses, storage: RunStorage, name: str = "") -> str:
-    """Store the stacks of the ranks together, then by workers; return the folder, or why there is none."""
-    folder = f"{layout.STACKS_FOLDER}/{name or f'{datetime.now(UTC):%Y%m%d-%H%M%S}'}"
+def store_stacks(found: Picture, workers: WorkerStatuses, storage: RunStorage, request: str = "") -> str:
+    """Store the stacks of the ranks together, then by workers; return the folder, or why there is none.
+
+    The ID of a command's request names the folder.
+    """
+    name = request if request not in ("", SILENT) else f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = f"{layout.STACKS_FOLDER}/{name}"
     try:
         storage.write(f"{folder}/{layout.STACKS}", found.text())
         for rank, worker in workers.items():
-            if worker.stacks or worker.status != 0:
-                storage.write(f"{folder}/rank_{rank}.txt", str(worker.stacks or "") or NO_STACKS)
+            stacks = _stacks_or_reason(worker, request)
+            if isinstance(stacks, Stacks):
+                storage.write(f"{folder}/rank_{rank}.txt", str(stacks) or "It runs no Python process.\n")
+            elif worker.status != 0:
+                storage.write(f"{folder}/rank_{rank}.txt", f"It {stacks}.\n")
     except OSError as cause:
         return f"no place: they could not be stored ({short_reason(cause)})"
     return f"{storage.uri}/{folder}"
