@@ -50,7 +50,6 @@ WAITS, IS_IN, IS, HAS = ("waits in", "wait in"), ("is in", "are in"), ("is", "ar
 STOPPED = {
     psutil.STATUS_STOPPED: "stopped by a signal (SIGSTOP), and goes on at SIGCONT",
     psutil.STATUS_TRACING_STOP: "stopped by a debugger",
-    psutil.STATUS_ZOMBIE: "a process that has ended",
 }
 
 

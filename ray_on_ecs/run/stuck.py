@@ -142,7 +142,8 @@ def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Pictu
     positions: dict[int, Position] = {}
     nodes: dict[int, str] = {}
     joined: dict[int, Last] = {}
-    has_ranks = any(process.rank is not None for each in workers.values() for process in _processes(each))
+    having = [stacks for stacks in workers.values() if isinstance(stacks, Stacks)]
+    has_ranks = any(process.rank is not None for stacks in having for process in stacks.processes)
     for worker, stacks in sorted(workers.items()):
         if isinstance(stacks, str):
             verb, _, where = stacks.partition(" ")
@@ -177,10 +178,6 @@ def _named(ranks: Sequence[int]) -> str:
     texts = [text for each in parts for text in ([f"{each[0]} to {each[-1]}"] if len(each) > 2 else map(str, each))]
     listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
-
-
-def _processes(stacks: Stacks | str) -> Sequence[ProcessStacks]:
-    return () if isinstance(stacks, str) else stacks.processes
 
 
 def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Last]) -> dict[int, Position]:
