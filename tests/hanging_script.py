@@ -14,6 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ HANG, RANK = os.environ["HANG"], int(os.environ["RANK"])
 IS_ODD = int(os.environ["HANG_RANK"]) == RANK
 BAD_STEP = 3
 LOCK = threading.Lock()
+WITH_CHECKPOINTER = ("validate", "write")
 
 
 def load_batch(index: int) -> torch.Tensor:
@@ -139,6 +141,21 @@ def fork() -> None:
     child.join()
 
 
+def validate() -> None:
+    time.sleep(1000)
+
+
+def write_part(*_: object) -> None:
+    time.sleep(1000)
+
+
+def write() -> None:
+    """Hang in the background, at the next save of the Checkpointer."""
+    from ray_on_ecs.checkpoint.background import Writer
+
+    mock.patch.object(Writer, "write_data", write_part).start()
+
+
 def spin() -> None:
     number = 0
     while True:
@@ -163,6 +180,8 @@ def hang(tensor: torch.Tensor) -> None:
         "pool": pool,
         "fork": fork,
         "loop": spin,
+        "validate": validate,
+        "write": write,
         "mismatch": lambda: dist.broadcast(tensor, 0),
         "barrier": dist.barrier,
     }
@@ -176,6 +195,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = torch.nn.Linear(4, 1)
     parallel = DistributedDataParallel(model) if os.environ.get("HANG_DDP") else None
+    checkpointer = None
+    if HANG in WITH_CHECKPOINTER:
+        from ray_on_ecs.checkpoint.checkpointer import Checkpointer
+
+        checkpointer = Checkpointer(model=model, every_steps=1)
     loader = DataLoader(Batches(), batch_size=None, num_workers=1 if HANG == "loader" else 0)
     for step, batch in enumerate(loader, 1):
         if IS_ODD and step == BAD_STEP:
@@ -184,6 +208,8 @@ def main() -> None:
             loss = parallel(batch).sum()
             loss.register_hook(hook) if step >= BAD_STEP else None
             loss.backward()
+        elif checkpointer:
+            checkpointer.after_step()
         else:
             dist.all_reduce(batch)
 

@@ -36,7 +36,11 @@ CASES = {
     "pool": "is in download, hanging_script.py:..?.?, in a thread",
     "fork": "is in log_line, hanging_script.py:..?.?, in a child process",
     "loop": "is in spin, hanging_script.py:..?.?",
+    "validate": "is in validate, hanging_script.py:..?.?",
+    "write": "is in write_part, hanging_script.py:..?.?, in a thread",
 }
+# The others wait for these in a Checkpointer.
+OF_CHECKPOINTER = ("validate", "write")
 # The others wait for these in the backward pass of DistributedDataParallel.
 OF_DDP = ("hook", "loader", "lock", "recursion", "stop", "disk", "pool")
 
@@ -77,6 +81,7 @@ def sentence(case: str, ranks: int, odd: int) -> str:
     """Return the pattern of the sentence about a hang."""
     others = "are in backward" if case in OF_DDP else "wait in all_reduce"
     others = "wait in init_process_group" if case == "exit" else others
+    others = "wait in Checkpointer.after_step" if case in OF_CHECKPOINTER else others
     return rf"{ranks - 1} ranks {others}, hanging_script\.py:\d+; rank {odd} {CASES[case]}"
 
 
@@ -88,6 +93,7 @@ def hanging(case: str, ranks: int, odd: int, folder: Path) -> Generator[Hang]:
         port = listener.getsockname()[1]
     common = {"HANG": case, "HANG_RANK": str(odd), "WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
     common |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "HANG_DDP": "1" if case in OF_DDP else ""}
+    common |= {"PYTHONPATH": str(SCRIPT.parents[1])}  # else tests/ray_on_ecs is found first
     lines: list[str] = []
     with ExitStack() as stack:
         processes = []

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
@@ -148,6 +150,7 @@ class RunDriver:
         self._ends_at = math.inf  # the run's limit (monotonic time), once a start ends
         self._stacks = StacksRequest()
         self._slow_ranks = SlowRanks(self._record.slow)
+        self._answer: threading.Thread | None = None  # to the last request
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -253,7 +256,7 @@ class RunDriver:
             self._time_start(group, of_start)
         self._compare_ranks(group, of_start)
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
-        if self._stacks.are_there(of_start):
+        if self._stacks.are_there(of_start) and not (self._answer and self._answer.is_alive()):
             self._answer_request(group, of_start)
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         self._has_errors = bool(errors)
@@ -432,10 +435,10 @@ class RunDriver:
             return RECLAIMED
         if self._ended_for == "hung":
             places = failure_report.picture_of(self._last, group.ranks, self._config)
-            folder = self._store_stacks(places, self._last)
+            folder = self._store_stacks(places, self._last, "", self._ask)
             what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s: {places}"
-            blamed = self._last.get(-1 if places.odd_rank is None else places.odd_rank, self._last[min(self._last)])
-            return Failure(what, "hung", rank=places.odd_rank, stacks=folder, log=blamed.log)
+            rank = failure_report.rank_of(places.odd_rank, self._config)
+            return Failure(what, "hung", rank=rank, stacks=folder, log=self._log_of(places.odd_rank, group))
         if self._ended_for == "lost":
             # A node may have gone before its deadline.
             is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
@@ -444,6 +447,14 @@ class RunDriver:
             is_reclaimed = self._home.was_reclaimed()
             return RECLAIMED if is_reclaimed else failure_report.describe(self._last, self._config, self._left_out)
         return None
+
+    def _log_of(self, rank: int | None, group: Group) -> tuple[str, ...]:
+        """Return the end of a rank's output, or of the program that has started it, on its node or on the first one."""
+        own = [each for each in group.ranks if each.rank == rank]
+        first = [each for each in group.ranks if each.local_rank == 0]
+        on_node = [each for each in first if own and each.node_rank == own[0].node_rank]
+        workers = [self._last.get(each.rank) for each in [*own, *on_node, *first[:1]]]
+        return next((worker.log for worker in workers if worker and worker.log), ())
 
     def _decide_on(self, failure: Failure) -> None:
         """Print a line if the run continues after a failure.
@@ -524,23 +535,33 @@ class RunDriver:
         return ask(call, poll)
 
     def _answer_request(self, group: Group, workers: WorkerStatuses) -> None:
-        """Store the stacks of a request that the workers have answered, and print where the ranks are."""
+        """Store the stacks of a request that the workers have answered, and print where the ranks are.
+
+        The storage may take long: the run goes on, and its next decision does not wait.
+        """
         request = self._stacks.request
         places = failure_report.picture_of(workers, group.ranks, self._config, request)
         self._stacks.end()
+        answer = partial(self._print_places, request, places, workers)
+        self._answer = threading.Thread(target=answer, name="stacks", daemon=True)
+        self._answer.start()
+
+    def _print_places(self, request: str, places: Picture, workers: WorkerStatuses) -> None:
+        folder = self._store_stacks(places, workers, request, ask)
         if request != SILENT:
-            logger.info(f"stacks for ray-on-ecs debug: {places} ({self._store_stacks(places, workers, request)})")
+            logger.info(f"stacks for ray-on-ecs debug: {places} ({folder})")
             return
         logger.info(
             f"the script has been silent for {places.silent_seconds:.0f} s and has never reported a step, so it runs "
-            f"on: {places}; its stacks are in {self._store_stacks(places, workers)} (--hang-timeout ends a script that "
-            "is silent for longer)"
+            f"on: {places}; its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
         )
 
-    def _store_stacks(self, places: Picture, workers: WorkerStatuses, name: str = "") -> str:
+    def _store_stacks(
+        self, places: Picture, workers: WorkerStatuses, request: str, wait: Callable[[Callable[[], str]], str]
+    ) -> str:
         try:
-            return self._ask(lambda: failure_report.store_stacks(places, workers, self._storage, name))
-        except OSError as cause:
+            return wait(lambda: failure_report.store_stacks(places, workers, self._storage, request))
+        except Exception as cause:  # of a thread it would be lost
             return f"no place: they could not be stored ({short_reason(cause)})"
 
     def _mark(self) -> Mark:

@@ -16,12 +16,12 @@ from ray_on_ecs.run.group import WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.run.stacks import Stacks
+from ray_on_ecs.run.stacks_request import SILENT
 from ray_on_ecs.run.stuck import Picture, picture
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
-NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
 # A rank that left with 0 at least this long before the others failed is named with them.
 EARLY_SECONDS = 0.5
 # How parsers of arguments name one that they don't know, and the flags of a run.
@@ -58,7 +58,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
             what += f"; {name} had ended with exit status 0, {seconds:.0f} s before"
     what += missing_file_hint(failed.words.text, left_out) + access_denied_hint(failed.words.text, config)
     what += bus_error_hint(status, failed.words.text) + misplaced_flag_hint(failed.words.text, config)
-    where, rank = "\n".join(failed.log), _rank(failed_rank, config)
+    where, rank = "\n".join(failed.log), rank_of(failed_rank, config)
     return Failure(what, rank=rank, status=failed.status, words=failed.words, where=where, log=failed.log)
 
 
@@ -66,12 +66,12 @@ def describe_lost(lost: Mapping[int, str], errors: WorkerStatuses, config: RunCo
     """Return the failure of workers that have ended themselves, by an error or without one."""
     rank = min(errors or lost)
     if not errors:
-        return Failure(lost[rank], rank=_rank(rank, config))
+        return Failure(lost[rank], rank=rank_of(rank, config))
     worker, cause = errors[rank], errors[rank].error
-    return Failure(one_line(cause), rank=_rank(rank, config), cause=cause, where=worker.where, log=worker.log)
+    return Failure(one_line(cause), rank=rank_of(rank, config), cause=cause, where=worker.where, log=worker.log)
 
 
-def _rank(rank: int, config: RunConfig) -> int | None:
+def rank_of(rank: int | None, config: RunConfig) -> int | None:
     """Return a rank, or None for a Ray program and for --per-node, whose processes are not ranks."""
     return None if config.driver or config.per_node else rank
 
@@ -135,14 +135,21 @@ def _stacks_or_reason(worker: WorkerStatus | None, request: str) -> Stacks | str
     return "has not answered"
 
 
-def store_stacks(found: Picture, workers: WorkerStatuses, storage: RunStorage, name: str = "") -> str:
-    """Store the stacks of the ranks together, then by workers; return the folder, or why there is none."""
-    folder = f"{layout.STACKS_FOLDER}/{name or f'{datetime.now(UTC):%Y%m%d-%H%M%S}'}"
+def store_stacks(found: Picture, workers: WorkerStatuses, storage: RunStorage, request: str = "") -> str:
+    """Store the stacks of the ranks together, then by workers; return the folder, or why there is none.
+
+    The ID of a command's request names the folder.
+    """
+    name = request if request not in ("", SILENT) else f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = f"{layout.STACKS_FOLDER}/{name}"
     try:
         storage.write(f"{folder}/{layout.STACKS}", found.text())
         for rank, worker in workers.items():
-            if worker.stacks or worker.status != 0:
-                storage.write(f"{folder}/rank_{rank}.txt", str(worker.stacks or "") or NO_STACKS)
+            stacks = _stacks_or_reason(worker, request)
+            if isinstance(stacks, Stacks):
+                storage.write(f"{folder}/rank_{rank}.txt", str(stacks) or "It runs no Python process.\n")
+            elif worker.status != 0:
+                storage.write(f"{folder}/rank_{rank}.txt", f"It {stacks}.\n")
     except OSError as cause:
         return f"no place: they could not be stored ({short_reason(cause)})"
     return f"{storage.uri}/{folder}"

@@ -15,7 +15,7 @@ ASK_SECONDS = 90.0
 PAUSE_SECONDS = 0.1
 
 
-def ask(call: Callable[[], T], meanwhile: Callable[[], object], seconds: float = ASK_SECONDS) -> T:
+def ask(call: Callable[[], T], meanwhile: Callable[[], object] = lambda: None, seconds: float = ASK_SECONDS) -> T:
     """Return what a call on another thread returns; meanwhile call something else again and again.
 
     Raises:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_on_ecs.run.collectives import Last
-from ray_on_ecs.run.position import HAS, IS, IS_IN, WAITS, Position, position_of
+from ray_on_ecs.run.position import CHECKPOINTER, HAS, IS, IS_IN, WAITS, Position, position_of
 from ray_on_ecs.run.stacks import ProcessStacks, Stacks, in_words
 
 NO_PYTHON = "the script runs no Python process"
@@ -142,7 +142,8 @@ def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Pictu
     positions: dict[int, Position] = {}
     nodes: dict[int, str] = {}
     joined: dict[int, Last] = {}
-    has_ranks = any(process.rank is not None for each in workers.values() for process in _processes(each))
+    having = [stacks for stacks in workers.values() if isinstance(stacks, Stacks)]
+    has_ranks = any(process.rank is not None for stacks in having for process in stacks.processes)
     for worker, stacks in sorted(workers.items()):
         if isinstance(stacks, str):
             verb, _, where = stacks.partition(" ")
@@ -179,10 +180,6 @@ def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
-def _processes(stacks: Stacks | str) -> Sequence[ProcessStacks]:
-    return () if isinstance(stacks, str) else stacks.processes
-
-
 def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Last]) -> dict[int, Position]:
     """Return the places with the numbers of the collectives, where those of all ranks in a place are known.
 
@@ -196,7 +193,8 @@ def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Last]) -> 
         kinds, groups = {each.kind for each in last.values()}, {each.group for each in last.values()}
         latest = max((each.began for each in last.values()), default=math.inf)
         collective = positions[ranks[0]].collective
-        is_one = bool(collective) and kinds <= {collective, ""} and len(groups) == 1  # NCCL does not say the kind
+        is_numbered = collective not in ("", CHECKPOINTER)  # which has its own process group
+        is_one = is_numbered and kinds <= {collective, ""} and len(groups) == 1  # NCCL does not say the kind
         if is_one and len(last) == len(ranks) and time.time() - latest >= SETTLED_SECONDS:
             for rank, each in last.items():
                 where = f"{collective} #{each.sequence}"

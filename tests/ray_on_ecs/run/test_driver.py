@@ -42,6 +42,7 @@ from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
 from ray_on_ecs.run.stacks_request import SILENT
+from ray_on_ecs.run.stuck import picture
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
@@ -49,6 +50,7 @@ from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.starts import Moments, describe
 from tests.log_lines import collect_lines
 from tests.run_folders import Clock
+from tests.waiting import until
 
 
 class Workers:
@@ -430,6 +432,30 @@ def test_silence_after_reported_steps_is_a_hang(
         assert [file.read_text() for file in sorted(folder.glob("rank_*"))] == ["of rank 0", "of rank 1"]
 
 
+@pytest.mark.parametrize(("setting", "log"), [("per_node", "of node 1"), ("mpi", "of node 0")])
+def test_hang_of_a_node_has_the_log_of_its_program(
+    tmp_path: Path, setting: str, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With these only the first worker of a node, or the first one, has a program."""
+    run = Run(tmp_path, **{setting: True})
+    run.driver._policy.max_restarts = 0
+    run.workers = Workers(8)
+    run.workers.ranks = [WorkerRank(rank, 8, rank % 4, 4, rank // 4) for rank in range(8)]
+    run.workers.places *= 4
+    run.until("running")
+    for rank in range(8):
+        run.workers.tell(rank, silent_seconds=1000.0, step=3, log=(f"of node {rank // 4}",) if rank in (0, 4) else ())
+    if setting == "mpi":
+        run.workers.tell(4, log=())
+    run.step()
+    places = picture({4: Stacks(processes=(READ,)), 5: "has ended with exit status 0"}, 60.0)
+    monkeypatch.setattr(module.failure_report, "picture_of", lambda *_: places)
+    with pytest.raises(TrainingError):
+        run.decide()
+    error = run.storage.read_json("error.json")
+    assert (error["log"], error["rank"]) == ([log], None if setting == "per_node" else 5)
+
+
 def test_worker_that_has_finished_has_no_stacks(run: Run, tmp_path: Path) -> None:
     run.until("running")
     run.workers.tell(0, silent_seconds=1000.0, step=5)
@@ -450,6 +476,7 @@ def test_silent_script_without_steps_continues(run: Run) -> None:
     for rank in range(2):
         run.workers.tell(rank, stacks=Stacks(request))
     assert run.step(3).action == "run"
+    until(lambda: run.said, between=0.01)
     assert len(run.said) == 1
     assert "has been silent for 1000 s" in run.said[0]
 
@@ -478,8 +505,9 @@ def test_stacks_that_a_command_asks_for_are_stored(asked: Path, tmp_path: Path, 
         run.step()
     where = "are in load_batch, data.py:88" if state == "running" else "have not started"
     folder = tmp_path / "mine" / "stalls" / REQUEST_ID
-    assert (folder / "stacks.txt").read_text().startswith(f"all 2 ranks {where}\n")
+    until(lambda: run.said, between=0.01)
     assert run.said == [f"stacks for ray-on-ecs debug: all 2 ranks {where} ({folder})"]
+    assert (folder / "stacks.txt").read_text().startswith(f"all 2 ranks {where}\n")
     told = run.step()
     assert (told.action, told.stacks, run.state) == ("run", "", state)
 
@@ -495,7 +523,39 @@ def test_request_for_stacks_never_ends_a_run(asked: Path, tmp_path: Path, monkey
     run.workers.tell(0, stacks=Stacks(REQUEST_ID, (READ,)))
     run.workers.tell(1, has_ended=True, status=0)
     assert run.step(2).action == "run"
+    until(lambda: run.said, between=0.01)
     assert "they could not be stored (no space)" in run.said[0]
+
+
+@pytest.mark.parametrize("request_id", [REQUEST_ID, SILENT])
+@pytest.mark.parametrize("fault", [None, OSError("no space"), ValueError("a bug")])
+def test_run_goes_on_while_stacks_are_stored(
+    asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_id: str, fault: Exception | None
+) -> None:
+    goes_on = threading.Event()
+
+    def store_slowly(*_: object) -> str:
+        goes_on.wait(60)
+        if fault:
+            raise fault
+        return "the folder"
+
+    monkeypatch.setattr(module.failure_report, "store_stacks", store_slowly)
+    run = Run(tmp_path)
+    run.until("running")
+    run.driver._stacks.ask(request_id)
+    for rank in range(2):
+        run.workers.tell(rank, stacks=Stacks(request_id, (READ,)))
+    assert run.step().stacks == request_id
+    asked.write_text(f"{REQUEST_ID}b")  # while the first one is stored
+    run.step()
+    give_notice(run)
+    assert run.step(3).action == "end"
+    assert run.said == []
+    goes_on.set()
+    until(lambda: run.step() and len(run.said) == 2, between=0.01)
+    assert (str(fault) if fault else "the folder") in run.said[0]
+    assert run.said[1].startswith("stacks for ray-on-ecs debug: ")
 
 
 def test_hang_ends_while_stacks_are_asked_for(asked: Path, run: Run) -> None:
@@ -782,7 +842,7 @@ def test_workers_keep_their_files_if_another_group_follows(run: Run, event: str)
     assert (told.action, told.others_follow) == ("leave", event in ("lost", "error", "reclaimed", "grows"))
 
 
-@pytest.mark.parametrize("wait", ["mark", "stacks of a hang", "stacks of a silent script"])
+@pytest.mark.parametrize("wait", ["mark", "stacks of a hang"])
 @pytest.mark.parametrize("answers", [True, False], ids=["slow", "hanging"])
 def test_workers_are_polled_while_the_storage_is_slow(
     run: Run, monkeypatch: pytest.MonkeyPatch, wait: str, answers: bool
@@ -800,19 +860,12 @@ def test_workers_are_polled_while_the_storage_is_slow(
         monkeypatch.setattr(module.failure_report, "store_stacks", call_slowly)
     else:
         monkeypatch.setattr(module, "newest_stored", call_slowly)
-    if wait == "stacks of a silent script":
-        for rank in range(2):
-            run.workers.tell(rank, silent_seconds=1000.0, stacks=Stacks(SILENT))
-        run.step()
-        happens = run.step
-    else:
-        (run.workers.fail if wait == "mark" else partial(hang, run))()
-        run.until("ended")
-        happens = partial(run.driver._decide, run.workers)
+    (run.workers.fail if wait == "mark" else partial(hang, run))()
+    run.until("ended")
     run.driver._group = run.workers
     before = len(run.workers.told)
     run.workers.events = {before + 2: has_polled.set}
-    happens()
+    run.driver._decide(run.workers)
     is_over.set()
     assert len(run.workers.told) > before
     [line] = run.said

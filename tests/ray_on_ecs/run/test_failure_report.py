@@ -14,6 +14,7 @@ from ray_on_ecs.run.group import Peer, WorkerRank, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
+from ray_on_ecs.run.stacks_request import SILENT
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.settings import parse
 
@@ -37,11 +38,37 @@ def test_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> No
     stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
     stack = "process 12 (python, sleeping)\n  thread MainThread\n    train (/home/me/train.py:7)\n"
     summary = stored.pop("stacks.txt")
-    assert stored == {"rank_0.txt": stack, "rank_1.txt": failure_report.NO_STACKS}
+    assert stored == {"rank_0.txt": stack, "rank_1.txt": "It has not answered.\n"}
     assert summary.startswith(
         "rank 0 (i-0abc, 10.0.2.7) is in train, train.py:7; rank 1 has not answered; "
         "rank 2 has ended with exit status 0\n"
     )
+
+
+@pytest.mark.parametrize("request_id", ["20261129-180000-00ff", SILENT, ""])
+def test_stacks_of_another_request_are_not_stored(run: tuple[RunConfig, RunStorage], request_id: str) -> None:
+    earlier = Stacks("20261129-170000-00ff", words="of an earlier request")
+    of_request = Stacks(request_id, words="of this one")
+    workers = {
+        0: WorkerStatus(started_at=1.0, stacks=of_request),
+        1: WorkerStatus(started_at=1.0, stacks=earlier),
+        2: WorkerStatus(),
+        3: WorkerStatus(started_at=1.0, status=0, has_ended=True, stacks=earlier),
+        4: WorkerStatus(started_at=1.0, status=1, has_ended=True, stacks=earlier),
+        5: WorkerStatus(started_at=1.0, stacks=Stacks(request_id)),
+        6: WorkerStatus(started_at=1.0, status=0, has_ended=True, stacks=of_request),
+    }
+    places = failure_report.picture_of(workers, [WorkerRank(rank, 7) for rank in workers], run[0], request_id)
+    folder = Path(failure_report.store_stacks(places, workers, run[1], request_id))
+    assert {each.name: each.read_text() for each in folder.glob("rank_*")} == {
+        "rank_0.txt": "of this one",
+        "rank_1.txt": "It has not answered.\n",
+        "rank_2.txt": "It has not started.\n",
+        "rank_4.txt": "It has ended with exit status 1.\n",
+        "rank_5.txt": "It runs no Python process.\n",
+        "rank_6.txt": "of this one",
+    }
+    assert (folder.name == request_id) == request_id.startswith("2026")
 
 
 def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStorage]) -> None:

@@ -1,6 +1,7 @@
 """The sentence about a hang, by the stacks of its ranks; tests/drills has real ones."""
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,10 @@ def process(*frames: str, pid: int = 10, **changes: Any) -> ProcessStacks:
 
 def rank(*frames: str, **changes: Any) -> Stacks:
     return Stacks(processes=(process(*frames, **changes),))
+
+
+def rank_of(*threads: Sequence[str]) -> Stacks:
+    return Stacks(processes=(ProcessStacks(10, threads=tuple(thread(*each) for each in threads)),))
 
 
 def said(workers: Mapping[int, Stacks | str] | Sequence[Stacks | str]) -> str:
@@ -232,6 +237,112 @@ def test_processes_of_a_node_have_their_own_ranks() -> None:
     assert said({0: nodes[0], 4: nodes[1]}) == (
         "3 ranks wait in all_reduce, train.py:40; rank 5 (10.0.0.1) is in load_batch, data.py:88"
     )
+
+
+OWN = "/usr/lib/python3.13/site-packages/ray_on_ecs/checkpoint"
+THREADING = "/usr/lib/python3.13/threading.py"
+STORE = (f"BackgroundSave._store {OWN}/background.py 4", f"BackgroundSave._run {OWN}/background.py 3")
+STORE = (*STORE, f"Thread.run {THREADING} 9", f"Thread._bootstrap {THREADING} 7")
+SAVE = (f"Thread.join {THREADING} 1", f"BackgroundSave.wait {OWN}/background.py 8")
+SAVE = (*SAVE, f"Checkpointer.save {OWN}/checkpointer.py 3", TRAIN)
+AFTER_STEP = (f"Checkpointer.after_step {OWN}/checkpointer.py 4", TRAIN)
+POLL = (f"Pace.poll {OWN}/collectives.py 7", *AFTER_STEP)
+RECEIVE = (f"Collectives.receive {OWN}/collectives.py 5", *STORE)
+WRITE = (f"_write_item {TORCH}/distributed/checkpoint/filesystem.py 8", *STORE)
+HEARTBEAT = (f"heartbeat {USER}/train.py 12", f"Thread.run {THREADING} 9", f"Thread._bootstrap {THREADING} 7")
+# The threads of a rank, the main thread first, and those of the others; the places of these and of the rank.
+SAVES = {
+    "user's code": (
+        ([LOAD], [(f"Collectives.gather {OWN}/collectives.py 5", *POLL)]),
+        ("Checkpointer.after_step, train.py:40", "load_batch, data.py:88"),
+    ),
+    "decision of rank 0": (
+        ([POLL], [(f"Collectives.broadcast {OWN}/collectives.py 5", *POLL)]),
+        ("Checkpointer.after_step, train.py:40", "train, train.py:40"),
+    ),
+    "printed by faulthandler": (
+        ([LOAD], [(f"gather {OWN}/collectives.py 5", f"after_step {OWN}/checkpointer.py 3", TRAIN)]),
+        ("after_step, train.py:40", "load_batch, data.py:88"),
+    ),
+    "background": (
+        ([SAVE, HEARTBEAT, WRITE], [SAVE, HEARTBEAT, RECEIVE]),
+        ("Checkpointer.save, train.py:40", "_write_item, filesystem.py:8, in a thread"),
+    ),
+    "background that sleeps": (
+        ([SAVE, WRITE], [SAVE, (f"Event.wait {THREADING} 1", *RECEIVE)]),
+        ("Checkpointer.save, train.py:40", "_write_item, filesystem.py:8, in a thread"),
+    ),
+    "copy": (
+        ([AFTER_STEP], [SAVE, RECEIVE]),
+        ("Checkpointer.save, train.py:40", "train, train.py:40"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAVES)
+def test_rank_that_a_checkpoint_waits_for_is_named(case: str) -> None:
+    (odd, others), (waits, place) = SAVES[case]
+    joined = Last("", 1841, "0", 0.0, is_done=False)  # of NCCL, before the Checkpointer's own collective
+    ranks = [replace(rank_of(*threads), joined=joined) for threads in (others, others, odd)]
+    assert said(ranks) == f"2 ranks wait in {waits}; rank 2 is in {place}"
+
+
+GATHER = f"gather_object {TORCH}/distributed/distributed_c10d.py 3"
+WRAPPED = (f"all_reduce {TORCH}/distributed/checkpoint/utils.py 7", f"save {TORCH}/distributed/checkpoint/saver.py 2")
+LOAD_STATE = f"_load {TORCH}/distributed/checkpoint/filesystem.py 4"
+DOWNLOAD = f"get {TORCH[:-6]}/huggingface_hub/file.py 4"
+BROADCAST = f"broadcast {TORCH}/distributed/collective_utils.py 5"
+RESULT = (f"Condition.wait {THREADING} 1", *POOL)
+OF_POOL = (f"_worker {TORCH[:-20]}/concurrent/futures/thread.py 9", *HEARTBEAT[1:])
+DCP = {
+    "save": ([(WRITE[0], *WRAPPED, TRAIN)], [(GATHER, *WRAPPED, TRAIN)], "train, train.py:40"),
+    "load": ([(LOAD_STATE, TRAIN)], [(GATHER, TRAIN)], "train, train.py:40"),
+    "function of a collective": ([(DOWNLOAD, BROADCAST, TRAIN)], [(GATHER, BROADCAST, TRAIN)], "train, train.py:40"),
+    "async_save": (
+        [RESULT, OF_POOL, (WRITE[0], *WRAPPED, *OF_POOL)],
+        [RESULT, OF_POOL, (GATHER, *WRAPPED, *OF_POOL)],
+        "_write_item, filesystem.py:8, in a thread",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DCP)
+def test_work_before_a_collective_is_not_a_wait(case: str) -> None:
+    odd, others, place = DCP[case]
+    ranks = [rank_of(*others), rank_of(*others), rank_of(*odd)]
+    assert re.fullmatch(rf"2 ranks wait in \w+, train.py:40; rank 2 is in {re.escape(place)}", said(ranks))
+
+
+BY_AUTOGRAD = (f"hook {USER}/hooks.py 3",)
+PINNED = (f"Condition.wait {THREADING} 1", "Queue.get /usr/lib/python3.13/queue.py 3", *LOADER[1:])
+RUN = ("Popen.wait /usr/lib/python3.13/subprocess.py 3", TRAIN)
+IN_LOADER = "load_batch, data.py:88, in a data loader worker"
+# Threads of a rank that waits, the main thread first; the stack of a data loader's worker; the place.
+BESIDE = {
+    "backward": ((BACKWARD, HEARTBEAT), IDLE, "backward, train.py:40"),
+    "backward, with a slow loader": ((BACKWARD,), LOAD[:2], "backward, train.py:40"),
+    "hook on autograd's thread": ((BACKWARD, HEARTBEAT, BY_AUTOGRAD), IDLE, "hook, hooks.py:3, in a thread"),
+    "idle loader": ((LOADER, HEARTBEAT), IDLE, "train, train.py:40"),
+    "loader": ((LOADER, HEARTBEAT), LOAD[:2], IN_LOADER),
+    "loader that pins memory": ((PINNED, HEARTBEAT), LOAD[:2], IN_LOADER),
+    "loader beside a save": ((LOADER, WRITE), IDLE, "train, train.py:40"),
+    "program": ((RUN, HEARTBEAT), IDLE, "train, train.py:40"),
+    "child": ((JOIN, HEARTBEAT), IDLE, "train, train.py:40"),
+    "save": ((BACKWARD, WRITE), IDLE, "backward, train.py:40"),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_thread_that_a_rank_does_not_wait_for_is_not_its_place(case: str) -> None:
+    threads, of_worker, place = BESIDE[case]
+    own = (*rank_of(*threads).processes, process(*of_worker, *FORK, pid=11, parent=10, name="pt_data_worker"))
+    assert f"rank 0 is in {place}" in said([Stacks(processes=own), *[rank(*STEP)] * 2]).split("; ")
+
+
+def test_rank_outside_backward_is_named_beside_heartbeats() -> None:
+    ranks = [rank_of(BACKWARD, HEARTBEAT), rank_of(LOAD, HEARTBEAT)]
+    assert said(ranks) == "rank 0 is in backward, train.py:40; rank 1 is in load_batch, data.py:88"
+    assert picture(dict(enumerate(ranks)), 60.0).odd_rank == 1
 
 
 PRINTED = f"""Fatal Python error: Aborted
