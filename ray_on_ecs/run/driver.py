@@ -271,6 +271,8 @@ class RunDriver:
         elif self._ended_for in ("grows", "reclaimed", "limit") and (reclaimed := self._reclaimed(group)):
             sooner = min(reclaimed["end_at"], self._directive.end_at)  # another node's time may be shorter
             self._direct_to(end_at=sooner, reclaimed=tuple({*self._directive.reclaimed, *reclaimed["reclaimed"]}))
+        if self._ended_for == "hung":
+            self._direct_to(are_read=all(map(_is_read, of_start.values())))
         if self._ended_for == "limit" and time.monotonic() >= self._ends_at:  # the clock may have been set back
             self._direct_to(end_at=min(self._directive.end_at, time.time()))
         self._direct_to(**self._nodes.look(group, of_start))
@@ -570,6 +572,11 @@ class RunDriver:
         self._restarts.is_known = True
         stored_at = kept.changed_at.timestamp() if kept else None
         return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)
+
+
+def _is_read(worker: WorkerStatus) -> bool:
+    """Return whether a worker has read the stacks of its script that hangs, or has none to read."""
+    return worker.has_ended or worker.started_at is None or (worker.stacks is not None and not worker.stacks.request)
 
 
 def _are_done(group: Group, workers: WorkerStatuses) -> bool:

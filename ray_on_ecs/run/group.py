@@ -183,6 +183,7 @@ class Directive:
         waits: True if scripts without a Checkpointer, too, get SIGTERM only in the last seconds.
         resumes: True if the script starts with kept files of the run.
         stacks: The ID of a request for the scripts' stacks, which run on.
+        are_read: True once all workers have read the stacks of scripts that hang: an end of one changes the others.
         is_prepared: True once this is so for all workers.
         peers: The workers by rank, once all are ready to start their scripts.
         pids: The processes whose descendants are the scripts that have not ended well, by node.
@@ -204,6 +205,7 @@ class Directive:
     waits: bool = False
     resumes: bool = False
     stacks: str = ""
+    are_read: bool = False
     is_prepared: bool = False
     peers: tuple[Peer, ...] = ()
     pids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

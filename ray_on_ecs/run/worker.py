@@ -41,7 +41,7 @@ from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
 from ray_on_ecs.run.process import ProcessOptions, scripts_lock, wait_for_end
-from ray_on_ecs.run.stacks import Stacks
+from ray_on_ecs.run.stacks import READ_SECONDS, Stacks
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -412,7 +412,11 @@ class ScriptWorker:
             return
         directive = exchange.directive
         if directive.generation == exchange.status.generation and directive.action == "abort":
-            read = self._stacks(script)  # before it ends
+            read = self._stacks(script)
+            exchange.report(stacks=read)
+            ends_at = time.monotonic() + READ_SECONDS
+            while not exchange.directive.are_read and time.monotonic() < ends_at:  # a worker may have been lost
+                time.sleep(POLL_SECONDS)
             exchange.report(stacks=replace(read, words=process.stacks()))
         else:
             ends_at = partial(self._ends_at, script, time.time() + GRACE_SECONDS)

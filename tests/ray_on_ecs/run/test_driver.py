@@ -567,6 +567,18 @@ def test_hang_ends_while_stacks_are_asked_for(asked: Path, run: Run) -> None:
     assert run.decide()
 
 
+def test_hanging_scripts_end_once_all_stacks_are_read(run: Run) -> None:
+    run.until("running")
+    hang(run)
+    run.workers.is_at_work = False
+    assert run.step(2).action == "abort"
+    run.workers.tell(0, stacks=Stacks())
+    run.workers.tell(1, stacks=Stacks("silent"))  # of a request before
+    assert not run.step(2).are_read, "the end of rank 0 would change where rank 1 is"
+    run.workers.tell(1, stacks=Stacks())
+    assert run.step(2).are_read
+
+
 @pytest.mark.parametrize("settings", [{}, {"hang_timeout": 5.0}])
 def test_scripts_that_have_ended_are_not_silent(tmp_path: Path, settings: dict[str, float]) -> None:
     """With --mpi a program has ended a moment before its last process is known to have."""
