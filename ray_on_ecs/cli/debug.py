@@ -30,7 +30,8 @@ def command(cluster: Cluster, run: str) -> int:
     jobs = cluster.jobs(note)
     active = [job for job in jobs_of(cluster, jobs, run, "debug").values() if job["status"] not in ENDED]
     if not active:
-        raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists the runs")
+        see = f"{cluster.command('runs')} lists the runs, and {cluster.command(f'logs {run}')} shows how it has ended"
+        raise UsageError(f"run {run} is not under way; {see}")
     job = active[-1]
     metadata = job["metadata"]
     storage = cluster.storage(metadata["run_name"], str(metadata.get("storage_path") or ""))

@@ -106,11 +106,11 @@ def reached(config: RunConfig, spent: Spent) -> LimitReached | None:
     if due is None:
         return None
     name = flag(due.name)
-    error = LimitReached(
-        f"{name} {due.most:.15g} is reached: the run has spent {due.spent:,.2f} {due.unit}; "
-        f"the same command with --run-name {config.run_name} and a higher {name} resumes it"
-    )
     higher = {each.name: float(f"{each.spent + each.most:.3g}") for each in counts(config, spent) if each.is_due}
+    error = LimitReached(
+        f"{name} {due.most:.15g} is reached: the run has spent {due.spent:,.2f} {due.unit}; the same command with "
+        f"--run-name {config.run_name} and a higher limit, as {name} {higher[due.name]:.15g}, resumes it"
+    )
     error.next_command = replace(config, **higher).next_command()
     return error
 

@@ -75,7 +75,8 @@ def test_run_that_waits_has_no_ranks(
 def test_run_that_is_not_under_way_is_refused(drivers: Drivers, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["debug", "--local", name]) == 2
     assert capsys.readouterr().err == (
-        f"ray-on-ecs: run {name} is not under way; ray-on-ecs runs --local lists the runs\n"
+        f"ray-on-ecs: run {name} is not under way; ray-on-ecs runs --local lists the runs, and "
+        f"ray-on-ecs logs --local {name} shows how it has ended\n"
     )
 
 

@@ -198,7 +198,7 @@ def test_run_at_its_limit_does_not_wait(
     with pytest.raises(LimitReached) as caught, hold(admission(storage, config(**settings))):
         pass
     assert str(caught.value).startswith(said)
-    assert "the same command with --run-name mine and a higher --max-" in str(caught.value)
+    assert "the same command with --run-name mine and a higher limit, as --max-" in str(caught.value)
     status = storage.read_json("status.json")
     assert (status["state"], status["spent"]) == ("limit", SPENT)
     assert status["error"] == str(caught.value)

@@ -283,10 +283,10 @@ def test_short_notice_of_a_limit_ends_with_sigterm(tmp_path: Path) -> None:
     workers.until_begun()
     until(lambda: list(Path(workers.storage.path()).rglob("begun")))
     begun = time.time()
-    workers.say(action="end", end_at=begun + 2, reclaimed=(0,), waits=True)
+    workers.say(action="end", end_at=begun + 8, reclaimed=(0,), waits=True)
     ended = workers.until(is_stored=True)
     assert (ended.status, ended.is_cut) == (0, True)
-    assert (ended.ended_at or 0) >= begun + 1, "the first half is for a save"
+    assert (ended.ended_at or 0) >= begun + 4, "the first half is for a save"
     workers.say(action="leave")
     workers.until(has_left=True)
 
