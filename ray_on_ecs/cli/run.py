@@ -112,6 +112,8 @@ def _run(
     config = cluster.check_pools(config)
     if config.then_stop and not cluster.starts_workers:
         raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
+    if config.max_usd and not cluster.starts_workers:
+        raise UsageError(f"--max-usd: {cluster.name} has no prices; limit the run by --max-hours, and leave it out")
     config = _on_cluster(cluster, config, given)
     name = str(config.run_name)
     if cluster.is_here and (fault := syntax_error(config)):

@@ -395,13 +395,18 @@ def test_wrong_run_is_refused_without_a_cluster(
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--local", "this machine"), ("--compose", "compose")])
-def test_only_a_stack_has_workers_to_stop(
+def test_only_a_stack_has_workers_to_stop_and_to_pay(
     flag: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    assert main(["run", flag, "--then-stop", "train.py"]) == 2
-    assert capsys.readouterr().err == f"ray-on-ecs: --then-stop: {name} has no instances to stop; leave it out\n"
+    for words, line in (
+        (["--then-stop"], f"--then-stop: {name} has no instances to stop; leave it out"),
+        (["--max-usd", "5"], f"--max-usd: {name} has no prices; limit the run by --max-hours, and leave it out"),
+    ):
+        assert main(["run", flag, *words, "train.py"]) == 2
+        assert capsys.readouterr().err == f"ray-on-ecs: {line}\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"], "nothing is left behind"
 
 
 def test_syntax_error_is_refused_before_ray_starts(
