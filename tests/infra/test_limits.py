@@ -87,7 +87,7 @@ def check(
             {"nodes": (HEAD, node_spec(pool="default"), of_types(41, "cpuWorkers", "cpu"))},
             "cpuWorkers: its 41 values make 41",
         ),
-        ({"nodes": (HEAD, replace(of_types(40), spread=True, zones=ZONES), of_types(20, "cpuWorkers", "cpu"))},
+        ({"nodes": (HEAD, replace(of_types(40), spread=True, zones=ZONES), of_types(10, "cpuWorkers", "cpu"))},
          {"nodes": (HEAD, replace(of_types(40), spread=True, zones=ZONES), of_types(40, "cpuWorkers", "cpu"))},
          "workerInstanceTypes: its 80 values make "),
     ],
