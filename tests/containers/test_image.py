@@ -78,7 +78,7 @@ def test_training_code_change_pushes_small_layers(engine: Engine, image: str) ->
     pushed = layers_pushed_by_a_change(engine.command)
     assert pushed
     # The code and its bytecode, without any dependency.
-    assert sum(layer.size for layer in pushed) < 5e6, f"one line pushes {pushed}"
+    assert sum(layer.size for layer in pushed) < 6e6, f"one line pushes {pushed}"
 
 
 def test_image_is_labeled_and_runs_unprivileged(engine: Engine, image: str) -> None:
