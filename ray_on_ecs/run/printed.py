@@ -28,7 +28,8 @@ EPOCH = re.compile(
 )
 # tqdm's bar of a training, and Keras's: `Epoch 3:  40%|####  | 4/10 [00:01<00:02, 4.9it/s, loss=0.5]`.
 TRAINING_BAR = re.compile(
-    r"(?i)^\s*(?:(?:train|epoch|batch|iter|steps?\b)[^|]*?)?(?:[\d?]+%\s?\|[^|]*\|)?\s*(\d+)/(\d+) \[(?![^\]]*(?:examples|B)/s)"
+    r"(?i)^\s*(?:(?:train|epoch|batch|iter|steps?\b)[^|]*?)?(?:[\d?]+%\s?\|[^|]*\|)?"
+    r"\s*(\d+)/(\d+) \[(?![^\]]*(?:examples|B)/s)"
 )
 # torchtune's bar, the line of timm, torchvision and PyTorch's imagenet example, and the row of a table of ultralytics.
 TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
