@@ -478,8 +478,30 @@ def _create_budget(original: Any, self: Any) -> str:
     return original(self)
 
 
+# The status, headers and body of each request that has succeeded, by its invocation ID.
+_ANSWERS: dict[str, tuple[str, list[tuple[str, str]], bytes]] = {}
+
+
 @instead_of(DomainDispatcherApplication, "__call__")
-def _call(original: Any, self: Any, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+def _call(original: Any, self: Any, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    """Answer a request; one that succeeded, and whose answer the client lost and asks for again, with the same answer.
+
+    Moto would create a second resource, or not find the one that it has deleted.
+    """
+    head: list[Any] = []
+    invocation = environ.get("HTTP_AMZ_SDK_INVOCATION_ID", "")
+    if invocation in _ANSWERS:
+        status, headers, body = _ANSWERS[invocation]
+    else:
+        body = b"".join(_answer(original, self, environ, lambda *given: head.extend(given)))
+        status, headers = head[:2]
+        if invocation and status.startswith("2"):
+            _ANSWERS[invocation] = status, headers, body
+    start_response(status, headers)
+    return [body]
+
+
+def _answer(original: Any, self: Any, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
     """Answer the price list, which moto does not have."""
     if environ.get("HTTP_X_AMZ_TARGET") != "AWSPriceListService.GetProducts":
         return original(self, environ, start_response)
