@@ -18,7 +18,6 @@ from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags
-from ray_on_ecs.cli.fetch import copy_run
 from ray_on_ecs.cli.follow import Follower, way_on
 from ray_on_ecs.cli.logs import Elsewhere, jobs_of
 from ray_on_ecs.cli.run_flags import (
@@ -241,6 +240,8 @@ def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetc
     name = run["run_name"]
     status = Follower(cluster, jobs, run).follow(job_id)
     if fetch is not None:
+        from ray_on_ecs.cli.fetch import copy_run
+
         try:
             note(str(copy_run(cluster, name, Path(fetch))))
         except TrainingError as cause:  # one that could not begin has no folder, and says itself why

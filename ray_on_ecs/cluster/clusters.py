@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import pools, secrets
 from ray_on_ecs.addresses import check_address
-from ray_on_ecs.cluster import aws, aws_status, local_head, session
+from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
@@ -38,6 +38,9 @@ from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import keys_for
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
 from ray_on_ecs.storage.run_storage import RunStorage
+
+if TYPE_CHECKING:
+    from ray_on_ecs.cluster.local_head import LocalHead
 
 # `head` in the image, where commands are for the container's own cluster; or a cluster's bucket.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
@@ -240,13 +243,19 @@ class StackCluster(RemoteCluster):
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
         # Through the head's instance, from which every node is reachable.
+        from ray_on_ecs.cluster import session
+
         with session.forwarded_port(self._stack, host, port) as local:
             yield local
 
     def explain(self, cause: AnswerError) -> ResourceError:
+        from ray_on_ecs.cluster import aws_status
+
         return aws_status.explain_head(self._stack) or cause
 
     def head_phase(self) -> str:
+        from ray_on_ecs.cluster import aws_status
+
         return aws_status.head_phase(self._stack)
 
     def s3_options(self) -> dict[str, Any]:
@@ -256,6 +265,8 @@ class StackCluster(RemoteCluster):
         return self._secrets_in(uri, partial(aws.call, self._stack, "ssm"))
 
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        from ray_on_ecs.cluster import session
+
         return session.started(self._stack, self._stack.shell_document, program=keys_for)
 
 
@@ -305,7 +316,7 @@ class LocalCluster(HeadCluster):
     name = "this machine"
     is_here = True
     ends_with_command = True
-    _ray: local_head.LocalHead | None = None
+    _ray: LocalHead | None = None
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return MachineJobs(ray=self._ray.variables if self._ray else None, ends_ray=True)
@@ -320,6 +331,8 @@ class LocalCluster(HeadCluster):
                 say(f"{workers} workers share {counted(cpus, 'CPU')}")
             yield
             return
+        from ray_on_ecs.cluster import local_head
+
         with local_head.lock():
             self._ray = local_head.find()
             if self._ray is None or not local_head.answers(self._ray):
@@ -335,12 +348,16 @@ class LocalCluster(HeadCluster):
 
     def end_unused(self) -> None:
         """See Cluster: Ray, if the parent of the last driver was killed, or is about to end it."""
+        from ray_on_ecs.cluster import local_head
+
         if local_head.find():
             with local_head.lock():
                 local_head.end_unused()
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
+        from ray_on_ecs.cluster import local_head
+
         started = local_head.find()
         if started is None:
             raise HeadGone("Ray is not running on this machine; a Ray program starts it")

@@ -23,7 +23,6 @@ from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.bucket import NoBucket, StorageFault
 from ray_on_ecs.storage.disk import Listing, StoredFile
-from ray_on_ecs.storage.lock import has_dead_owner
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.end import End, end_in
@@ -115,6 +114,8 @@ class Folders:
         return lock is not None and self.now - lock.mtime_ns / 1e9 < LOST_SECONDS and not self._was_killed(name)
 
     def _was_killed(self, name: str) -> bool:
+        from ray_on_ecs.storage.lock import has_dead_owner  # it imports psutil
+
         return layout.LOCK in self.files.get(name, {}) and has_dead_owner(self.storage.sibling(name))
 
     def _run(self, name: str, job: Job | None, ended: Mapping[str, Job]) -> RunInfo:
