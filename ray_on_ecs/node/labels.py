@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,8 +67,9 @@ def of_instance() -> dict[str, str]:
         return {}
 
 
+@cache
 def instance_id() -> str:
-    """Return the ID of this instance; empty if it is not known."""
+    """Return the ID of this instance; empty if it is not known. Workers need it each second."""
     try:
         return str(json.loads(Path(os.environ[INSTANCE_FILE_VARIABLE]).read_text())[INSTANCE_ID])
     except (LookupError, OSError, TypeError, ValueError):
