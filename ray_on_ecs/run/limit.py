@@ -102,14 +102,14 @@ def describe(config: RunConfig) -> str:
 
 def reached(config: RunConfig, spent: Spent) -> LimitReached | None:
     """Return the error of a run that has reached a limit, or will within the time of a notice; else None."""
-    due = next((each for each in counts(config, spent) if each.is_due), None)
-    if due is None:
+    due = [each for each in counts(config, spent) if each.is_due]
+    if not due:
         return None
-    name = flag(due.name)
-    higher = {each.name: float(f"{each.spent + each.most:.3g}") for each in counts(config, spent) if each.is_due}
+    first, name = due[0], flag(due[0].name)
+    higher = {each.name: float(f"{each.spent + each.most:.3g}") for each in due}
     error = LimitReached(
-        f"{name} {due.most:.15g} is reached: the run has spent {due.spent:,.2f} {due.unit}; the same command with "
-        f"--run-name {config.run_name} and a higher limit, as {name} {higher[due.name]:.15g}, resumes it"
+        f"{name} {first.most:.15g} is reached: the run has spent {first.spent:,.2f} {first.unit}; the same command "
+        f"with --run-name {config.run_name} and a higher limit, as {name} {higher[first.name]:.15g}, resumes it"
     )
     error.next_command = replace(config, **higher).next_command()
     return error
