@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
@@ -157,10 +157,22 @@ class RemoteJobs:
         def answer(state: HeadState, age: float) -> str:
             return "" if age > AWAY_SECONDS or self._documents.is_open(user, request) else "is up"
 
+        self._send(user, STOP, request, [], answer, is_patient=True, does="answers")
+
+    def _send(
+        self,
+        user: str,
+        kind: str,
+        request: str,
+        jobs: list[str],
+        found: Callable[[HeadState, float], str],
+        **waits: Any,
+    ) -> None:
+        """Write a request about these jobs, and wait as `_wait` does; withdraw it if that fails."""
         try:
             with _answers():
-                self._documents.write_request(user, STOP, request, jobs=[])
-            self._wait(answer, is_patient=True, does="answers")
+                self._documents.write_request(user, kind, request, jobs=jobs)
+            self._wait(found, **waits)
         except BaseException:
             with suppress(OSError):
                 self._documents.withdraw(user, request)
@@ -260,14 +272,7 @@ class RemoteJobs:
                 raise UsageError(reason)
             return "" if self._documents.is_open(user, request) else "is answered"
 
-        try:
-            with _answers():
-                self._documents.write_request(user, STACKS, request, jobs=[job_id])
-            self._wait(answer, does="passes the request on")
-        except BaseException:
-            with suppress(OSError):
-                self._documents.withdraw(user, request)
-            raise
+        self._send(user, STACKS, request, [job_id], answer, does="passes the request on")
 
     def check_requests(self, *, is_answered: bool = True) -> None:
         """Send the head a request that asks for nothing; raise as the others do if the user may not.
