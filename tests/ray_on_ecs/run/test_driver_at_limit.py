@@ -14,18 +14,13 @@ from ray_on_ecs.run.group import GroupError, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.limit import MARGIN_SECONDS, NOTICE_SECONDS, Limit
 from ray_on_ecs.tracking.cost import InstanceKind
-from tests.ray_on_ecs.run.test_driver import Run, give_notice, hang, lose, make_room, stop
+from tests.ray_on_ecs.run.test_driver import Run, clock, give_notice, hang, lose, make_room, stop
 from tests.run_folders import Clock
+
+__all__ = ["clock"]  # a fixture
 
 GPU = InstanceKind("g5.xlarge", "spot", "workers")
 REACHED = "--max-hours 1 is reached: "
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 @pytest.fixture
