@@ -113,9 +113,9 @@ class Args(TypedDict, total=False):
     check_quotas: bool
     """Refuse a cluster that exceeds the account's EC2 vCPU or VPC quotas; false skips the check."""
     run_max_hours: float
-    """Hours of running time after which a run saves and ends, unless it has another --max-hours; 0 is no limit."""
+    """Hours of running time after which a run saves and ends, unless it has another --max-hours; 0 means unlimited."""
     run_max_usd: float
-    """USD for its instances at which a run saves and ends, unless it has another --max-usd; 0 is no limit."""
+    """USD for its instances at which a run saves and ends, unless it has another --max-usd; 0 means unlimited."""
     max_hourly_usd: float
     """Refuse a cluster whose instances cost more USD per hour with all pools at their maximum; 0 disables the check."""
     alert_email: str

@@ -63,8 +63,8 @@ class HeadSleep(pulumi.ComponentResource):
 
     def _wake_alarm(self, name: str) -> None:
         requested = self._metrics["requested"]
-        # After the service, and so after ECS has added its own policy to the group: ECS advises against others there,
-        # and may not add one beside them.
+        # Depends on the service, so that ECS has added its scaling policy to the group before: ECS advises against
+        # others there, and may not add its policy beside them.
         # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/cluster-auto-scaling.html
         # https://github.com/aws/containers-roadmap/issues/1689
         after = pulumi.ResourceOptions(parent=self, depends_on=[self._target])

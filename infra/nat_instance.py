@@ -53,7 +53,7 @@ class NatInstance(pulumi.ComponentResource):
             subnet_id=args.private_subnet_id,
             security_groups=[group.id],
             description="Default route of the private subnets",
-            # What it forwards is neither from its address nor to it.
+            # Forwarded packets are neither from its address nor to it.
             source_dest_check=False,
             # The instance attaches it, which `pulumi refresh` may see.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["attachments"]),

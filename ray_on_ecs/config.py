@@ -189,7 +189,7 @@ class RunConfig:
     max_hours: float = _run(
         0.0,
         "hours of running time, over all commands of the run, after which it saves and ends; waiting for workers does "
-        "not count, and 0 is no limit",
+        "not count, and 0 means unlimited",
         type=float,
         at_least=0.0,
         metavar="HOURS",
@@ -197,7 +197,7 @@ class RunConfig:
     max_usd: float = _run(
         0.0,
         "dollars for the run's instances, over all its commands, at which it saves and ends; without the head, disks, "
-        "traffic and idle instances, and 0 is no limit",
+        "traffic and idle instances, and 0 means unlimited",
         type=float,
         at_least=0.0,
         metavar="USD",

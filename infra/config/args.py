@@ -115,9 +115,9 @@ class RayClusterArgs:
     check_quotas: bool = True
     """Refuse a cluster that exceeds the account's EC2 vCPU or VPC quotas; false skips the check."""
     run_max_hours: Annotated[float, rules.at_least_0] = 0.0
-    """Hours of running time after which a run saves and ends, unless it has another --max-hours; 0 is no limit."""
+    """Hours of running time after which a run saves and ends, unless it has another --max-hours; 0 means unlimited."""
     run_max_usd: Annotated[float, rules.at_least_0] = 0.0
-    """USD for its instances at which a run saves and ends, unless it has another --max-usd; 0 is no limit."""
+    """USD for its instances at which a run saves and ends, unless it has another --max-usd; 0 means unlimited."""
     max_hourly_usd: Annotated[float, rules.at_least_0] = 0.0
     """Refuse a cluster whose instances cost more USD per hour with all pools at their maximum; 0 disables the check."""
     alert_email: Annotated[str, rules.email] = ""

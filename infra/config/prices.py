@@ -160,7 +160,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
     estimated = estimate(*nodes)
     if estimated is None:
         types = " and ".join(" or ".join(node.instance_types) for node in nodes if node.max_count and not node.prices)
-        hint = "grant the caller pricing:GetProducts, or set it to 0 for no limit"
+        hint = "grant the caller pricing:GetProducts, or set it to 0, which means unlimited"
         raise SettingError("max_hourly_usd", limit, f"can't be checked without the prices of {types}", hint)
     if estimated <= limit:
         return

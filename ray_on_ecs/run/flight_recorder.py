@@ -67,7 +67,7 @@ def _run(folder: str, stop: threading.Event) -> None:
 
 
 class Reader:
-    """What this process has read so far.
+    """The state of the reader in this process.
 
     Attributes:
         pause: The interval of its looks.

@@ -62,14 +62,14 @@ class Count:
 
     @property
     def notice_seconds(self) -> float:
-        """How long before the limit the scripts are told."""
+        """The time between the notice and the limit, in seconds."""
         if not self.hourly:
             return 0.0
         return min(NOTICE_SECONDS, NOTICE_SHARE * self.most / self.hourly * 3600)
 
     @property
     def left_seconds(self) -> float:
-        """How long the run may go on; negative beyond the limit."""
+        """The remaining seconds; negative beyond the limit."""
         left = self.most - self.spent
         if not self.hourly:
             return math.inf if left > 0 else 0.0
@@ -82,7 +82,7 @@ class Count:
 
     @property
     def end_seconds(self) -> float:
-        """How long the scripts have; at a late look as long as after SIGTERM."""
+        """The seconds that the scripts have; at a late look as many as after SIGTERM."""
         margin = min(MARGIN_SECONDS, self.notice_seconds / 4)
         return max(self.left_seconds - margin, min(GRACE_SECONDS, self.notice_seconds / 2))
 
@@ -250,7 +250,7 @@ class Limit:
 
     @property
     def end_seconds(self) -> float:
-        """How long scripts have if they are told now; infinity without a limit."""
+        """The seconds that scripts have if they are told now; infinity without a limit."""
         return min((each.end_seconds for each in counts(self._config, self.spent())), default=math.inf)
 
     def error(self) -> LimitReached | None:

@@ -85,7 +85,7 @@ class Position:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What ranks in the same place share."""
+        """The part that ranks in the same place share."""
         return self.verbs, self.where
 
 

@@ -12,7 +12,7 @@ from ray_on_ecs.tracking.shown_log import COLOURS
 
 @dataclass(frozen=True)
 class _Count:
-    """Where a bar is, or a count in lines; the name identifies it."""
+    """The position of a bar, or of a count in lines; the name identifies it."""
 
     name: str
     step: int

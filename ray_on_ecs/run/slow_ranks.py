@@ -1,8 +1,9 @@
 """Slow ranks: those that the others wait for in collectives, by the times at which the ranks join these.
 
-Step times name nobody: in synchronous training each rank is as slow as the slowest. But all others wait, and the slow
-rank does not. So the waiting of each rank in the last minute is added up, from when it joins a collective to when the
-last rank does. A rank that itself waits for the slow one, as in another process group, is late without being slow.
+Step times do not show the slow rank: in synchronous training each rank is as slow as the slowest. But all others wait,
+and the slow rank does not. So the waiting of each rank in the last minute is added up, from when it joins a collective
+to when the last rank does. A rank that itself waits for the slow one, as in another process group, is late without
+being slow.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class Collective:
 
     @cached_property
     def first(self) -> float:
-        """When the first rank joined it."""
+        """The time at which the first rank joined it."""
         return min(self.arrivals.values())
 
     @cached_property
     def last(self) -> float:
-        """When the last rank joined it."""
+        """The time at which the last rank joined it."""
         return max(self.arrivals.values())
 
     def wait_for(self, ranks: frozenset[int]) -> float:

@@ -31,7 +31,7 @@ OWN = f"{Path(ray_on_ecs.__file__).parent}/"
 # A process's rank is in the variables with which it was started: those of Open MPI's processes, and torchrun's.
 RANK_VARIABLES = ("PMIX_RANK", "RANK")
 NO_RIGHTS = "this node does not allow ptrace, which py-spy needs"
-# What a script prints at SIGABRT.
+# The output of a script at SIGABRT.
 FAULTHANDLER = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 FAULTHANDLER_THREAD = re.compile(r"^(?:Current thread|Thread) 0x")
 

@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class End:
-    """How far a run is, and its end; unknown values are None.
+    """The progress of a run, and its end; unknown values are None.
 
     Attributes:
         step: Steps that are done.

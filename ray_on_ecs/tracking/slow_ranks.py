@@ -15,7 +15,7 @@ class SlowTime(TypedDict):
 
 
 class Wait(TypedDict):
-    """How much a rank waits for others in collectives."""
+    """The time that a rank waits for others in collectives."""
 
     rank: int
     node: str  # its instance and address
