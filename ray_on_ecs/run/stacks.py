@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -154,7 +156,11 @@ def _threads(pid: int, deadline: float) -> tuple[tuple[Thread, ...], str]:
 
     The process is not paused: one that is stopped by ptrace stays so if py-spy is killed in the wrong moment.
     """
-    program = str(Path(sys.executable).with_name("py-spy"))
+    # An environment that is not active is not on PATH, and pip install --user and --target put programs elsewhere.
+    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    program = shutil.which("py-spy", path=places)
+    if program is None:
+        return (), "py-spy is not installed; pip install py-spy"
     fault = "not within the time for it"
     for _ in range(ATTEMPTS):
         seconds = deadline - time.monotonic()
@@ -164,8 +170,6 @@ def _threads(pid: int, deadline: float) -> tuple[tuple[Thread, ...], str]:
             command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
             return _parsed(pid, json.loads(done.stdout)), ""
-        except FileNotFoundError:
-            return (), "py-spy is not installed; pip install py-spy"
         except (OSError, subprocess.TimeoutExpired) as cause:
             return (), one_line(str(cause))
         except (ValueError, LookupError, TypeError):
