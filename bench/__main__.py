@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import checkpointer, gpu, harness, preprocess, report, startup, time_to_accuracy, transfer
+from bench import checkpointer, gpu, harness, preprocess, report, slow_ranks, startup, time_to_accuracy, transfer
 from bench.harness import Bench, BenchmarkError
 from bench.report import Comparison
 
@@ -53,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterable[Comparison]]] = {
     "checkpointer": checkpointer.measure,
     "preprocess": preprocess.measure,
     "transfer": transfer.measure,
+    "slow_ranks": slow_ranks.measure,
     "gpu": gpu.measure,
 }
 
