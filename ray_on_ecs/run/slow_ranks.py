@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 
 from ray_on_ecs.run.collectives import Reading
 from ray_on_ecs.run.group import Place
@@ -22,8 +23,10 @@ from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait
 
 logger = logging.getLogger(__name__)
 
-# Evidence: so many collectives, over such a time, of which a single pause does not make up most of the waiting.
+# Evidence: so many collectives, over such a time, and many waits, or some that are not at each so many steps, as a
+# validation or a checkpoint is: the numbers of collectives between them differ by this share.
 MIN_COLLECTIVES, MIN_SECONDS, MIN_WAITS = 200, 20.0, 20
+SOME_WAITS, IRREGULAR_SHARE = 6, 0.2
 # The window is as long, or longer for slow steps. A rank is named once it has been slow for the second time.
 WINDOW_SECONDS, HOLD_SECONDS = 30.0, 20.0
 # This share of all waiting is for the slow rank; of that, the longest 90 % count. On busy CPUs all ranks wait for each
@@ -127,12 +130,23 @@ def find(
     shared = [each for each in collectives if not each.arrivals.keys().isdisjoint(unit)]
     for_unit = [each.wait_for(unit) - margin for each in shared]
     for_others = [_wait(each) - margin for each in shared]
-    long = _long_waits([(max(of, other), of > 0) for of, other in zip(for_unit, for_others, strict=True)])
-    waited = [wait for wait, is_last in long if is_last]
-    if len(waited) < MIN_WAITS or sum(waited) <= LAST_SHARE * sum(wait for wait, _ in long):
+    long = _longest([max(each) for each in zip(for_unit, for_others, strict=True)])
+    waited = sorted(number for number in long if for_unit[number] > 0)
+    last_share = sum(long[number] for number in waited) / sum(long.values()) if waited else 0.0
+    if last_share <= LAST_SHARE or not _are_evidence(waited):
         return None
-    last_share = sum(waited) / sum(wait for wait, _ in long)
     return Slow(unit, last_share, _gap(waits_of(collectives), unit))
+
+
+def _are_evidence(numbers: Sequence[int]) -> bool:
+    """Return True if waits at the collectives of these numbers are more than a validation on one rank now and then."""
+    if len(numbers) >= MIN_WAITS:
+        return True
+    if len(numbers) < SOME_WAITS:
+        return False
+    between = [after - before for before, after in pairwise(numbers)]
+    usual = median(between)
+    return median(abs(each - usual) for each in between) > IRREGULAR_SHARE * usual
 
 
 def _gap(waits: Mapping[int, float], unit: frozenset[int]) -> float:
@@ -148,14 +162,16 @@ def _wait(collective: Collective) -> float:
     return last - before
 
 
-def _long_waits(waits: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
-    """Return the longest waits that make up most of the waiting, each with a mark."""
-    waits = sorted((each for each in waits if each[0] > 0), reverse=True)
-    rest, count = LONG_SHARE * sum(wait for wait, _ in waits), 0
-    while count < len(waits) and rest > 0:
-        rest -= waits[count][0]
-        count += 1
-    return waits[:count]
+def _longest(waits: Sequence[float]) -> dict[int, float]:
+    """Return the longest waits that make up most of the waiting, by their number."""
+    longest: dict[int, float] = {}
+    rest = LONG_SHARE * sum(wait for wait in waits if wait > 0)
+    for number, wait in sorted(enumerate(waits), key=lambda each: each[1], reverse=True):
+        if wait <= 0 or rest <= 0:
+            break
+        longest[number] = wait
+        rest -= wait
+    return longest
 
 
 def _length(intervals: list[Interval]) -> float:

@@ -116,6 +116,9 @@ SLOW = {
         *((0.03 * random.random() ** 4, ALL) for _ in range(4)),
     ],
     "half as slow": data_parallel(late(2, 0.01)),
+    "stopped at times": data_parallel(
+        lambda rank, step: 0.02 + 0.8 * (rank == 2 and random.Random(step).random() < 0.02)
+    ),
 }
 
 
@@ -162,6 +165,11 @@ HEALTHY = {
     "less than a tenth": data_parallel(lambda rank, step: 0.1 + 0.008 * (rank == 1)),
     "one long pause": data_parallel(lambda rank, step: 0.02 + 30 * (rank == 0 and step == 300)),
     "validation on rank 0": data_parallel(lambda rank, step: 0.02 + 2 * (rank == 0 and step % 200 == 199)),
+    "validation that is not equally long": data_parallel(
+        lambda rank, step: 0.02 + 4 * random.random() * (rank == 0 and step % 200 == 199)
+    ),
+    "checkpoint on rank 0": data_parallel(lambda rank, step: 0.05 + 3 * (rank == 0 and step % 100 == 99), buckets=3),
+    "pauses": data_parallel(lambda rank, step: 0.02 + 10 * (rank == 1 and step in (300, 350, 1000, 1290, 1700))),
     "one alone": lambda rank, step: [(0.02, (rank,))],
     "two alternate": data_parallel(lambda rank, step: 0.02 + 0.05 * (rank == step % 2)),
 }
