@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from glob import iglob
 from pathlib import Path
 
 from ray_on_ecs.errors import GpuError, StartError, counted
@@ -71,9 +72,10 @@ def driver_error(driver: ctypes.CDLL, expected: int) -> str | None:
 
 def are_in_use(processes: Path = Path("/proc")) -> bool:
     """Return True if a process of this container has a GPU open."""
-    for file in processes.glob("[0-9]*/fd/*"):
+    # Of the module glob, which passes over processes that have just ended; Path.glob fails at them.
+    for name in iglob("[0-9]*/fd/*", root_dir=processes):
         with suppress(OSError):  # a process or its file may be gone
-            if re.fullmatch(r"/dev/nvidia\d+", os.readlink(file)):
+            if re.fullmatch(r"/dev/nvidia\d+", os.readlink(processes / name)):
                 return True
     return False
 

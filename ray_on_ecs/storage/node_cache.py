@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 from filelock import FileLock
@@ -54,9 +55,10 @@ def make_room(needed: int) -> None:
     root = temporary()
     oldest = time.time() - MAX_AGE_SECONDS
     caches = []
-    for used in root.glob("*/*.used"):
+    # Of the module glob, which passes over folders that another process has just deleted; Path.glob fails at them.
+    for name in glob("*/*.used", root_dir=root):
         with suppress(FileNotFoundError):  # another process has just deleted it
-            caches.append((used.stat().st_mtime, used.with_suffix("")))
+            caches.append(((root / name).stat().st_mtime, (root / name).with_suffix("")))
     for last_use, folder in sorted(caches):
         if folder not in _held and (last_use < oldest or shutil.disk_usage(root).free < needed):
             _delete(folder)

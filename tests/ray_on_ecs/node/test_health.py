@@ -1,6 +1,7 @@
 """The health check tells a healthy node from another one, and no request leaks the token."""
 
 import socket
+import threading
 from pathlib import Path
 
 import grpc
@@ -118,3 +119,22 @@ def test_open_device_file_means_gpu_in_use(tmp_path: Path, targets: tuple[str, .
     for number, target in enumerate(targets):
         (files / str(number)).symlink_to(target)
     assert gpus.are_in_use(tmp_path) == is_used
+
+
+def test_processes_that_end_meanwhile_have_no_gpu_open(tmp_path: Path) -> None:
+    place = tmp_path / "7" / "fd"
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            place.mkdir(parents=True)
+            place.rmdir()
+            place.parent.rmdir()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert not any(gpus.are_in_use(tmp_path) for _ in range(2000))
+    finally:
+        is_over.set()
+        thread.join()

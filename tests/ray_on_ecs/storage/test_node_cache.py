@@ -139,3 +139,23 @@ def test_what_was_not_finished_is_made_anew(root: Path) -> None:
         node_cache.cached("inputs", "a", fail)
     folder = node_cache.cached("inputs", "a", lambda folder: (folder / "whole").mkdir(parents=True))
     assert [each.name for each in folder.iterdir()] == ["whole"]
+
+
+def test_folders_that_disappear_meanwhile_are_passed_over(root: Path) -> None:
+    """As that of a run of mpirun, which ends while another run restarts on this node."""
+    place = node_cache.temporary() / "mpi-1"
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            place.mkdir()
+            place.rmdir()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(2000):
+            node_cache.make_room(0)
+    finally:
+        is_over.set()
+        thread.join()
