@@ -134,7 +134,7 @@ def test_processes_that_end_meanwhile_have_no_gpu_open(tmp_path: Path) -> None:
     thread = threading.Thread(target=come_and_go)
     thread.start()
     try:
-        assert not any(gpus.are_in_use(tmp_path) for _ in range(2000))
+        assert not any(gpus.are_in_use(tmp_path) for _ in range(5000))
     finally:
         is_over.set()
         thread.join()
