@@ -1,9 +1,9 @@
 """Slow ranks: those that the others wait for in collectives, by the times at which the ranks join these.
 
 Step times do not show the slow rank: in synchronous training each rank is as slow as the slowest. But all others wait,
-and the slow rank does not. So the waiting of each rank in the last minute is added up, from when it joins a collective
-to when the last rank does. A rank that itself waits for the slow one, as in another process group, is late without
-being slow.
+and the slow rank does not. So the waiting of each rank in the last half minute is added up, from when it joins a
+collective to when the last rank does. A rank that itself waits for the slow one, as in another process group, is late
+without being slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
-from statistics import median
 
 from ray_on_ecs.run.collectives import Reading
 from ray_on_ecs.run.group import Place
@@ -23,10 +22,10 @@ from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait
 
 logger = logging.getLogger(__name__)
 
-# Evidence: so many collectives, over such a time, and many waits, or some that are not at each so many steps, as a
-# validation or a checkpoint is: the numbers of collectives between them differ by this share.
-MIN_COLLECTIVES, MIN_SECONDS, MIN_WAITS = 200, 20.0, 20
-SOME_WAITS, IRREGULAR_SHARE = 6, 0.2
+# Evidence: so many collectives, over such a time, and so many waits that are at least this share of the longest. Rank 0
+# validates and saves for all every so many steps, which the others have to wait for; another rank needs fewer waits.
+MIN_COLLECTIVES, MIN_SECONDS, MIN_WAITS, MIN_WAITS_OF_OTHERS = 200, 20.0, 20, 6
+COUNTED_SHARE = 0.25
 # The window is as long, or longer for slow steps. A rank is named once it has been slow for the second time.
 WINDOW_SECONDS, HOLD_SECONDS = 30.0, 20.0
 # This share of all waiting is for the slow rank; of that, the longest 90 % count. On busy CPUs all ranks wait for each
@@ -131,22 +130,12 @@ def find(
     for_unit = [each.wait_for(unit) - margin for each in shared]
     for_others = [_wait(each) - margin for each in shared]
     long = _longest([max(each) for each in zip(for_unit, for_others, strict=True)])
-    waited = sorted(number for number in long if for_unit[number] > 0)
-    last_share = sum(long[number] for number in waited) / sum(long.values()) if waited else 0.0
-    if last_share <= LAST_SHARE or not _are_evidence(waited):
+    waited = [wait for number, wait in long.items() if for_unit[number] > 0]
+    counted = [wait for wait in waited if wait >= COUNTED_SHARE * max(waited)]
+    if len(counted) < (MIN_WAITS if 0 in unit else MIN_WAITS_OF_OTHERS):
         return None
-    return Slow(unit, last_share, _gap(waits_of(collectives), unit))
-
-
-def _are_evidence(numbers: Sequence[int]) -> bool:
-    """Return True if waits at the collectives of these numbers are more than a validation on one rank now and then."""
-    if len(numbers) >= MIN_WAITS:
-        return True
-    if len(numbers) < SOME_WAITS:
-        return False
-    between = [after - before for before, after in pairwise(numbers)]
-    usual = median(between)
-    return median(abs(each - usual) for each in between) > IRREGULAR_SHARE * usual
+    last_share = sum(waited) / sum(long.values())
+    return Slow(unit, last_share, _gap(waits_of(collectives), unit)) if last_share > LAST_SHARE else None
 
 
 def _gap(waits: Mapping[int, float], unit: frozenset[int]) -> float:

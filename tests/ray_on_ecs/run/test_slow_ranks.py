@@ -119,6 +119,7 @@ SLOW = {
     "stopped at times": data_parallel(
         lambda rank, step: 0.02 + 0.8 * (rank == 2 and random.Random(step).random() < 0.02)
     ),
+    "every hundredth step": data_parallel(lambda rank, step: 0.02 + 1.0 * (rank == 2 and step % 100 == 99)),
 }
 
 
@@ -166,9 +167,20 @@ HEALTHY = {
     "one long pause": data_parallel(lambda rank, step: 0.02 + 30 * (rank == 0 and step == 300)),
     "validation on rank 0": data_parallel(lambda rank, step: 0.02 + 2 * (rank == 0 and step % 200 == 199)),
     "validation that is not equally long": data_parallel(
-        lambda rank, step: 0.02 + 4 * random.random() * (rank == 0 and step % 200 == 199)
+        lambda rank, step: 0.02 + 2 * random.random() * (rank == 0 and step % 100 == 99)
     ),
-    "checkpoint on rank 0": data_parallel(lambda rank, step: 0.05 + 3 * (rank == 0 and step % 100 == 99), buckets=3),
+    "validation among many collectives": data_parallel(
+        lambda rank, step: 0.02 + 0.8 * (rank == 0 and step % 100 == 99), buckets=4
+    ),
+    "validation beside jitter": data_parallel(
+        lambda rank, step: 0.02 + 0.02 * random.random() ** 6 + 1.5 * (rank == 0 and step % 200 == 199)
+    ),
+    "the best model is saved": data_parallel(
+        lambda rank, step: 0.02 + (rank == 0 and step % 50 == 49 and random.Random(step).random() < 0.5)
+    ),
+    "validation and checkpoints": data_parallel(
+        lambda rank, step: 0.02 + (rank == 0) * ((step % 60 == 59) + (step % 100 == 99))
+    ),
     "pauses": data_parallel(lambda rank, step: 0.02 + 10 * (rank == 1 and step in (300, 350, 1000, 1290, 1700))),
     "one alone": lambda rank, step: [(0.02, (rank,))],
     "two alternate": data_parallel(lambda rank, step: 0.02 + 0.05 * (rank == step % 2)),
