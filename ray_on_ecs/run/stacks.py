@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 import time
@@ -156,11 +157,9 @@ def _threads(pid: int, deadline: float) -> tuple[tuple[Thread, ...], str]:
 
     The process is not paused: one that is stopped by ptrace stays so if py-spy is killed in the wrong moment.
     """
-    # An environment that is not active is not on PATH, and pip install --user and --target put programs elsewhere.
-    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    program = shutil.which("py-spy", path=places)
+    program = _py_spy()
     if program is None:
-        return (), "py-spy is not installed; pip install py-spy"
+        return (), "py-spy is neither beside Python nor on PATH; pip install py-spy"
     fault = "not within the time for it"
     for _ in range(ATTEMPTS):
         seconds = deadline - time.monotonic()
@@ -177,6 +176,12 @@ def _threads(pid: int, deadline: float) -> tuple[tuple[Thread, ...], str]:
             if "ermission" in fault or "not permitted" in fault:
                 return (), NO_RIGHTS
     return (), fault
+
+
+def _py_spy() -> str | None:
+    """Return the path of py-spy: in this environment, where `pip install --user` puts it, or on PATH."""
+    places = (str(Path(sys.executable).parent), f"{site.getuserbase()}/bin", os.environ.get("PATH", os.defpath))
+    return shutil.which("py-spy", path=os.pathsep.join(places))
 
 
 def _parsed(pid: int, document: list[dict[str, Any]]) -> tuple[Thread, ...]:
