@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -478,27 +480,29 @@ def _create_budget(original: Any, self: Any) -> str:
     return original(self)
 
 
-# The status, headers and body of each request that has succeeded, by its invocation ID.
+# The status, headers and body of each request that has succeeded, by its invocation ID, and what is held meanwhile.
 _ANSWERS: dict[str, tuple[str, list[tuple[str, str]], bytes]] = {}
+_IN_WORK: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 @instead_of(DomainDispatcherApplication, "__call__")
 def _call(original: Any, self: Any, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-    """Answer a request; one that succeeded, and whose answer the client lost and asks for again, with the same answer.
+    """Answer a request; one that is sent again, since its answer was lost, gets the first answer if it succeeded.
 
     Moto would create a second resource, or not find the one that it has deleted.
     """
-    head: list[Any] = []
-    invocation = environ.get("HTTP_AMZ_SDK_INVOCATION_ID", "")
-    if invocation in _ANSWERS:
-        status, headers, body = _ANSWERS[invocation]
-    else:
-        body = b"".join(_answer(original, self, environ, lambda *given: head.extend(given)))
-        status, headers = head[:2]
-        if invocation and status.startswith("2"):
-            _ANSWERS[invocation] = status, headers, body
-    start_response(status, headers)
-    return [body]
+    invocation = environ.get("HTTP_AMZ_SDK_INVOCATION_ID") or str(uuid.uuid4())
+    with _IN_WORK[invocation]:
+        if invocation not in _ANSWERS:
+            head: list[Any] = []
+            body = b"".join(_answer(original, self, environ, lambda *given: head.extend(given)))
+            answer = head[0], head[1], body
+            if head[0].startswith("2"):
+                _ANSWERS[invocation] = answer
+        else:
+            answer = _ANSWERS[invocation]
+    start_response(*answer[:2])
+    return [answer[2]]
 
 
 def _answer(original: Any, self: Any, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
