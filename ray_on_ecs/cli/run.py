@@ -238,10 +238,10 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
 def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetch: str | None) -> int:
     """Show the log to its end, and fetch the results; return the run's exit status."""
     name = run["run_name"]
+    if fetch is not None:  # before the run: this package may be updated meanwhile
+        from ray_on_ecs.cli.fetch import copy_run
     status = Follower(cluster, jobs, run).follow(job_id)
     if fetch is not None:
-        from ray_on_ecs.cli.fetch import copy_run
-
         try:
             note(str(copy_run(cluster, name, Path(fetch))))
         except TrainingError as cause:  # one that could not begin has no folder, and says itself why

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
@@ -166,13 +166,15 @@ class RemoteJobs:
         request: str,
         jobs: list[str],
         found: Callable[[HeadState, float], str],
-        **waits: Any,
+        *,
+        is_patient: bool = False,
+        does: str,
     ) -> None:
         """Write a request about these jobs, and wait as `_wait` does; withdraw it if that fails."""
         try:
             with _answers():
                 self._documents.write_request(user, kind, request, jobs=jobs)
-            self._wait(found, **waits)
+            self._wait(found, is_patient=is_patient, does=does)
         except BaseException:
             with suppress(OSError):
                 self._documents.withdraw(user, request)
