@@ -88,6 +88,16 @@ def test_group_that_is_made_again_is_another(looks: list[list[Any]]) -> None:
         assert of_rank[5]["arrivals"][-1][:2] == ["gloo/0/1", 1]
 
 
+@pytest.mark.parametrize("count", [0, 1, flight_recorder.MOST, flight_recorder.MOST + 1, 2000])
+def test_newest_entries_of_a_dump_are_parsed(count: int) -> None:
+    dump = {
+        "entries": [{"collective_seq_id": number, "process_group": ["0", "default_pg"]} for number in range(count)],
+        "version": "2.10",
+    }
+    found = json.loads(flight_recorder._newest(json.dumps(dump, separators=(",", ":")).encode()))
+    assert found == {"entries": dump["entries"][-flight_recorder.MOST :], "version": "2.10"}
+
+
 def test_last_collective_of_a_rank_is_found(tmp_path: Path) -> None:
     assert collectives.last(tmp_path) is None
     of = {"kind": "all_reduce", "sequence": 7, "group": "0", "is_done": False}
