@@ -480,7 +480,7 @@ def _create_budget(original: Any, self: Any) -> str:
     return original(self)
 
 
-# The status, headers and body of each request that has succeeded, by its invocation ID, and what is held meanwhile.
+# By invocation ID: status, headers and body of each request that has succeeded, and a lock for the time of its work.
 _ANSWERS: dict[str, tuple[str, list[tuple[str, str]], bytes]] = {}
 _IN_WORK: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 

@@ -1,7 +1,6 @@
 """The health check tells a healthy node from another one, and no request leaks the token."""
 
 import socket
-import threading
 from pathlib import Path
 
 import grpc
@@ -9,6 +8,7 @@ import pytest
 
 from ray_on_ecs.node import api, gpus, health, ports
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
+from tests.waiting import repeated
 
 TOKENS = pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
 
@@ -123,18 +123,11 @@ def test_open_device_file_means_gpu_in_use(tmp_path: Path, targets: tuple[str, .
 
 def test_processes_that_end_meanwhile_have_no_gpu_open(tmp_path: Path) -> None:
     place = tmp_path / "7" / "fd"
-    is_over = threading.Event()
 
     def come_and_go() -> None:
-        while not is_over.is_set():
-            place.mkdir(parents=True)
-            place.rmdir()
-            place.parent.rmdir()
+        place.mkdir(parents=True)
+        place.rmdir()
+        place.parent.rmdir()
 
-    thread = threading.Thread(target=come_and_go)
-    thread.start()
-    try:
+    with repeated(come_and_go):
         assert not any(gpus.are_in_use(tmp_path) for _ in range(5000))
-    finally:
-        is_over.set()
-        thread.join()

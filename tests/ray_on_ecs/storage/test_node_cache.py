@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.storage import node_cache
+from tests.waiting import repeated
 
 DAY = 24 * 3600.0
 Disk = Callable[[int], None]
@@ -144,18 +145,11 @@ def test_what_was_not_finished_is_made_anew(root: Path) -> None:
 def test_folders_that_disappear_meanwhile_are_passed_over(root: Path) -> None:
     """As that of a run of mpirun, which ends while another run restarts on this node."""
     place = node_cache.temporary() / "mpi-1"
-    is_over = threading.Event()
 
     def come_and_go() -> None:
-        while not is_over.is_set():
-            place.mkdir()
-            place.rmdir()
+        place.mkdir()
+        place.rmdir()
 
-    thread = threading.Thread(target=come_and_go)
-    thread.start()
-    try:
+    with repeated(come_and_go):
         for _ in range(2000):
             node_cache.make_room(0)
-    finally:
-        is_over.set()
-        thread.join()
