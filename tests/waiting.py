@@ -1,9 +1,7 @@
 """Wait for a condition, in tests that start processes."""
 
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 # Ends a hang; no test depends on it.
@@ -38,21 +36,3 @@ def until(
             raise TimeoutError(f"the condition did not hold within {seconds:.0f} s {why()}".rstrip())
         took = time.monotonic() - begun_at
         time.sleep(min(max(MIN_PAUSE, 2 * took), MAX_PAUSE) if between is None else between)
-
-
-@contextmanager
-def repeated(act: Callable[[], object]) -> Generator[None]:
-    """Repeat an act in another thread meanwhile, as fast as it goes."""
-    is_over = threading.Event()
-
-    def repeat() -> None:
-        while not is_over.is_set():
-            act()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()

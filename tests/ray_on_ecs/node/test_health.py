@@ -8,7 +8,7 @@ import pytest
 
 from ray_on_ecs.node import api, gpus, health, ports
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
-from tests.waiting import repeated
+from tests.vanishing import goes_when_listed
 
 TOKENS = pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
 
@@ -121,13 +121,8 @@ def test_open_device_file_means_gpu_in_use(tmp_path: Path, targets: tuple[str, .
     assert gpus.are_in_use(tmp_path) == is_used
 
 
-def test_processes_that_end_meanwhile_have_no_gpu_open(tmp_path: Path) -> None:
-    place = tmp_path / "7" / "fd"
-
-    def come_and_go() -> None:
-        place.mkdir(parents=True)
-        place.rmdir()
-        place.parent.rmdir()
-
-    with repeated(come_and_go):
-        assert not any(gpus.are_in_use(tmp_path) for _ in range(5000))
+def test_process_that_ends_meanwhile_has_no_gpu_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    goes_when_listed(monkeypatch, tmp_path / "7" / "fd")
+    assert not gpus.are_in_use(tmp_path)
+    assert not (tmp_path / "7" / "fd").exists()

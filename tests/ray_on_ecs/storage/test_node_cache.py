@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.storage import node_cache
-from tests.waiting import repeated
+from tests.vanishing import goes_when_listed
 
 DAY = 24 * 3600.0
 Disk = Callable[[int], None]
@@ -142,14 +142,9 @@ def test_what_was_not_finished_is_made_anew(root: Path) -> None:
     assert [each.name for each in folder.iterdir()] == ["whole"]
 
 
-def test_folders_that_disappear_meanwhile_are_passed_over(root: Path) -> None:
+def test_folder_that_disappears_meanwhile_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a run of mpirun, which ends while another run restarts on this node."""
-    place = node_cache.temporary() / "mpi-1"
-
-    def come_and_go() -> None:
-        place.mkdir()
-        place.rmdir()
-
-    with repeated(come_and_go):
-        for _ in range(2000):
-            node_cache.make_room(0)
+    (place := node_cache.temporary() / "mpi-1").mkdir()
+    goes_when_listed(monkeypatch, place)
+    node_cache.make_room(0)
+    assert not place.exists()
