@@ -46,11 +46,14 @@ def run(
     slow: int = 1,
     seconds: float = 45,
     sampled: bool = False,
-    **variables: str,
+    until: str = "",
 ) -> Outcome:
-    """Run some ranks of the script to their end, and compare them meanwhile; `sampled` reads Gloo as if it was NCCL."""
+    """Run some ranks of the script to their end, and compare them meanwhile; `sampled` reads Gloo as if it was NCCL.
+
+    They train for some seconds, or until this rank (`rank 1`) is named.
+    """
     folders = [folder / f"rank-{rank}" for rank in range(count)]
-    processes = [_start(case, folders[rank], rank, count, slow, seconds, sampled, variables) for rank in range(count)]
+    processes = [_start(case, folders[rank], rank, count, slow, seconds, sampled) for rank in range(count)]
     times: list[SlowTime] = []
     slow_ranks = SlowRanks(times)
 
@@ -63,6 +66,8 @@ def run(
             time.sleep(POLL_SECONDS)
             take()
             slow_ranks.look(time.time(), None)
+            if until and any(until == each["what"].partition(" comes")[0] for each in times):
+                (folder / "over").touch()
         take()
         slow_ranks.look(time.time() + LOOK_SECONDS, None)
     finally:
@@ -74,7 +79,7 @@ def run(
 
 
 def _start(
-    case: str, folder: Path, rank: int, count: int, slow: int, seconds: float, sampled: bool, variables: dict[str, str]
+    case: str, folder: Path, rank: int, count: int, slow: int, seconds: float, sampled: bool
 ) -> subprocess.Popen[bytes]:
     folder.mkdir()
     path = collectives.install(folder)
@@ -88,7 +93,6 @@ def _start(
         "WORLD_SIZE": str(count),
         "PYTHONPATH": str(path),
         sdk.FOLDER_VARIABLE: str(folder),
-        **variables,
     }
     command = [sys.executable, str(SCRIPT), case, str(slow), str(seconds), str(folder.parent)]
     return subprocess.Popen(command, env=environment, start_new_session=True)

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +124,12 @@ def ddp() -> None:
 
 
 def steps(group: dist.ProcessGroup | None = None) -> Iterator[int]:
-    """Yield the steps until the time is over, by the clock of one rank."""
+    """Yield the steps until the time is over, by the clock of one rank, or a file says so."""
     end, step, is_over = time.time() + SECONDS, 0, torch.zeros(1)
     while True:
         yield step
         step += 1
-        is_over[0] = time.time() > end
+        is_over[0] = time.time() > end or (FOLDER / "over").exists()
         if step % 10 == 0:
             dist.broadcast(is_over, 0, group=group)
             if is_over[0]:
@@ -239,9 +238,6 @@ def main() -> None:
     if CASE in ("hog", "throttled"):
         {"hog": hog, "throttled": throttle}[CASE]()
     KINDS.get(CASE, ddp)()
-    if "READ_AT_END" in os.environ:  # sooner than its thread does
-        reader: Any = import_module("ray_on_ecs_flight_recorder")
-        reader.Reader(os.environ[reader.FOLDER_VARIABLE]).look(time.time())
     dist.destroy_process_group()
     os._exit(0)  # else a thread of Gloo may end the process by an error, with and without the reader
 

@@ -154,13 +154,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 # With so little evidence a busy machine has other slow ranks, too.
 @pytest.mark.usefixtures("short")
 def test_slow_rank_of_a_training_is_named(tmp_path: Path) -> None:
-    outcome = run("backward", tmp_path, seconds=4, READ_AT_END="1")
+    outcome = run("backward", tmp_path, seconds=300, until="rank 1")
     assert outcome.statuses == [0] * 4
     assert "rank 1" in {each["what"].partition(" comes")[0] for each in outcome.times}
 
 
 @pytest.mark.usefixtures("short")
 def test_slow_rank_is_named_by_the_counters_of_nccl(tmp_path: Path) -> None:
-    outcome = run("forward", tmp_path, count=3, seconds=10, sampled=True)
+    outcome = run("forward", tmp_path, count=3, seconds=300, sampled=True, until="rank 1")
     assert "rank 1" in {each["what"].partition(" comes")[0] for each in outcome.times}
     assert all(last and (last.kind, last.is_done) == ("", False) for last in outcome.last)
