@@ -264,12 +264,13 @@ def scenario(act: Callable[[], None]) -> tuple[threading.Thread, list[BaseExcept
 
 
 def called(monkeypatch: pytest.MonkeyPatch, method: str) -> threading.Event:
-    """Return an event that is set once a command that follows a log has called this method."""
+    """Return an event that is set once a command that follows a log has called this method with something new."""
     original, event = getattr(Follower, method), threading.Event()
 
-    def call(*arguments: Any) -> None:
-        event.set()
-        original(*arguments)
+    def call(follower: Follower, new: Any) -> None:
+        original(follower, new)
+        if new:
+            event.set()
 
     monkeypatch.setattr(Follower, method, call)
     return event

@@ -371,7 +371,7 @@ SERVICE: dict[str, Any] = {"serviceName": "head", "status": "ACTIVE", "desiredCo
 SERVICE["capacityProviderStrategy"] = [{"capacityProvider": "of-head"}]
 GROUP = {"AutoScalingGroupName": "head-group", "DesiredCapacity": 1, "MaxSize": 1, "Instances": []}
 RUNS = {"InstanceId": "i-1", "LifecycleState": "InService", "HealthStatus": "Healthy"}
-FAILED = {"Description": "Launching a new EC2 instance", "StartTime": datetime.now(UTC), "StatusCode": "Failed"}
+FAILED = {"Description": "Launching a new EC2 instance", "StatusCode": "Failed"}  # at the time of the question
 INSTANCE = {"ec2InstanceId": "i-1", "capacityProviderName": "of-head", "status": "ACTIVE", "agentConnected": True}
 ARN = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:9f:autoScalingGroupName/head-group"
 
@@ -396,6 +396,8 @@ class Cloud:
         answer = self.answers[method]
         if isinstance(answer, Exception):
             raise answer
+        if method == "describe_scaling_activities":
+            return {"Activities": [{"StartTime": datetime.now(UTC), **each} for each in answer["Activities"]]}
         return answer
 
 
