@@ -23,8 +23,8 @@ from ray_on_ecs.contract import SETTINGS, WORKERS, secrets_prefix
 
 # The most tags that the stack and ECS add to one resource, e.g. Name, project and stack.
 OWN_TAGS = 6
-# Size of a task definition without `environment`.
-OWN_DEFINITION = 6000
+# Size of a task definition without `environment`, some 4,000 of it the 32 EFA devices of a p5.48xlarge.
+OWN_DEFINITION = 10_000
 # The longest that Pulumi and the program add to a cluster's prefix in a name: "-cluster-info-parameter-1a2b3c4".
 SUFFIX = 32 * "x"
 # What they add to a prefix with a kind of worker in the names of group, capacity provider and service.

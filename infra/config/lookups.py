@@ -20,6 +20,7 @@ from infra.config import buckets
 from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
 from infra.config.together import together
+from infra.definitions import efa
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
@@ -288,7 +289,7 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
         call = partial(aws.ec2.get_subnet, id=name)
         questions.append(Question("subnet_ids", name, "ec2:DescribeSubnets", call, conditions, hint, denied=REFUSE))
     answers = ask_all(questions, opts)
-    vpc, questions = next(answers), []
+    vpc, questions, public = next(answers), [], set()
     if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
         call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
         conditions = rules.dhcp_options(vpc.cidr_block)
@@ -300,12 +301,14 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     if len(questions) > len(names):
         next(more)
     for name in names:
-        zone = next(answers).availability_zone
+        subnet = next(answers)
+        zone = subnet.availability_zone
         if zone in subnets:
             raise SettingError("subnet_ids", name, f"is in {zone}, like {subnets[zone]}", "use one subnet per zone")
         subnets[zone] = name
+        public |= {zone} if subnet.map_public_ip_on_launch else set()
         next(more)
-    return ExistingNetwork(vpc_id=vpc_id, subnets=subnets)
+    return ExistingNetwork(vpc_id=vpc_id, subnets=subnets, public_zones=frozenset(public))
 
 
 def _most_in(args: RayClusterArgs, zone: str, first: str) -> int:
@@ -361,6 +364,11 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         tpm=answer.nitro_tpm_support != "unsupported",
         disk_mb=answer.ebs_performance_maximum_throughput or 0,
         accelerators=tuple(dict.fromkeys(device.name for devices in others for device in devices or ())),
+        efa_cards=efa.cards(
+            interfaces=(answer.efa_maximum_interfaces or 0) if gpu else 0,
+            network_cards=answer.maximum_network_cards or 1,
+            slots=min((card.maximum_interfaces for card in answer.network_cards or () if not card.index), default=0),
+        ),
     )
 
 
