@@ -1,6 +1,6 @@
 """EFA devices of a worker's container, which NCCL uses through libfabric: one line of the log, and no setting.
 
-NCCL's plugin for EFA chooses libfabric's provider and its options by itself; without a device or library, NCCL uses TCP.
+NCCL's plugin for EFA chooses libfabric's provider and options by itself. Without a device or a library, NCCL uses TCP.
 https://github.com/aws/aws-ofi-nccl/blob/master/doc/efa-env-var.md
 """
 

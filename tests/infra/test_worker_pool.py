@@ -182,7 +182,7 @@ def test_names_of_pools(cloud: Cloud, name: str) -> None:
         ("rootVolumeGiB", "did you mean rootVolumeGib?"),
         ("idleTimeoutMinutes", "it is a key of the cluster, and holds for all pools"),
         ("maxHourlyUsd", "it is a key of the cluster, and holds for all pools"),
-        ("tenancy", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"),
+        ("tenancy", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa"),
     ],
 )
 def test_unknown_keys_of_a_pool_are_refused(cloud: Cloud, key: str, hint: str) -> None:
@@ -195,7 +195,7 @@ def test_all_unknown_keys_of_a_pool_are_named(cloud: Cloud) -> None:
         load(cloud, pool(maxWorkers=2, tenancy="secret", availabilityZones="us-west-2c"))
     assert str(refused.value) == (
         "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), tenancy, availabilityZones (did you "
-        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"
+        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa"
     )
 
 
