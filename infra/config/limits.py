@@ -58,8 +58,8 @@ def check(
     less = "use fewer, here or in the AWS provider's default tags (aws:defaultTags)"
     _compare(Limit("tags", tags, tags + OWN_TAGS, 50, "tags of a resource", less))
     variables = [{"name": name, "value": known(value)} for name, value in args.environment.items()]
-    devices = max(len(json.dumps(efa.devices(len(node.efa_cards)))) for node in nodes.values())
-    size = OWN_DEFINITION + devices + len(json.dumps(variables))
+    devices = efa.devices(max(len(node.efa_cards) for node in nodes.values()))
+    size = OWN_DEFINITION + len(json.dumps([*variables, *devices]))
     less = "use shorter ones, or put them into the image"
     _compare(Limit("environment", len(variables), size, 64 * 1024, "bytes of a task definition", less))
 

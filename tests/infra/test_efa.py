@@ -25,7 +25,7 @@ ONLY = "efa-only"
 
 def plan(cloud: Cloud, *types: str, count: int = 2, **settings: Any) -> Plan:
     """Plan with these types in the default pool."""
-    args = {"worker_instance_types": types, "worker_count": count, "check_quotas": False, **settings}
+    args: dict[str, Any] = {"worker_instance_types": types, "worker_count": count, "check_quotas": False, **settings}
     return cloud.run(lambda: make_plan(RayClusterArgs(**args), CLUSTER))
 
 
@@ -284,6 +284,15 @@ def test_other_tasks_have_no_efa_devices(task: str) -> None:
     made = container("pools", task)
     assert "devices" not in made["linuxParameters"]
     assert [limit["name"] for limit in made["ulimits"]] == ["nofile"]
+
+
+def test_devices_count_in_the_size_of_a_task(cloud: Cloud) -> None:
+    environment = {"LONG": 57_000 * "x"}
+    plan(cloud, P4D, environment=environment)
+    with pytest.raises(
+        Refusal, match=r"^environment: its 1 values make \d+ bytes of a task definition, of at most 65536"
+    ):
+        plan(cloud, P5, environment=environment)
 
 
 STUBS = "modprobe() { echo modprobe $1; }; udevadm() { :; }; ls() { printf '%s\\n' rdma_cm $DEVICES; }"
