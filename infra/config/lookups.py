@@ -283,13 +283,14 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     hint = f"use another VPC of this account in {region}, or leave it empty to create one"
     questions = [Question("vpc_id", vpc_id, "ec2:DescribeVpcs", call, conditions, hint)]
     subnets: dict[str, pulumi.Input[str]] = {}
+    public: set[str] = set()
     conditions = rules.subnet(vpc_id, lambda zone: _most_in(args, zone, [*args.availability_zones, *subnets, zone][0]))
     names, hint = _known(*args.subnet_ids), f"use another subnet of {vpc_id}"
     for name in names:
         call = partial(aws.ec2.get_subnet, id=name)
         questions.append(Question("subnet_ids", name, "ec2:DescribeSubnets", call, conditions, hint, denied=REFUSE))
     answers = ask_all(questions, opts)
-    vpc, questions, public = next(answers), [], set()
+    vpc, questions = next(answers), []
     if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
         call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
         conditions = rules.dhcp_options(vpc.cidr_block)
@@ -306,7 +307,8 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
         if zone in subnets:
             raise SettingError("subnet_ids", name, f"is in {zone}, like {subnets[zone]}", "use one subnet per zone")
         subnets[zone] = name
-        public |= {zone} if subnet.map_public_ip_on_launch else set()
+        if subnet.map_public_ip_on_launch:
+            public.add(zone)
         next(more)
     return ExistingNetwork(vpc_id=vpc_id, subnets=subnets, public_zones=frozenset(public))
 
