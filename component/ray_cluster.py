@@ -31,6 +31,8 @@ class WorkerPool(TypedDict, total=False):
     """Number of workers kept on demand when spot is true, in the first zone."""
     root_volume_gib: int
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
+    efa: str
+    """EFA network: true, false, or auto: on if max is above 1 and all types have the same EFA interfaces."""
     # end of the pool's keys
 
 
@@ -60,6 +62,8 @@ class Args(TypedDict, total=False):
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
+    worker_efa: str
+    """EFA network of the GPU workers: true, false, or auto: on for several workers whose types have the same EFA."""
     cpu_worker_instance_types: list[str]
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: int

@@ -1,13 +1,15 @@
-"""EC2 launch template of instances with one network interface, an encrypted disk and required metadata tokens."""
+"""EC2 launch template of instances with their network interfaces, an encrypted disk and required metadata tokens."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.definitions import efa
 from infra.definitions.user_data import ROOT_DEVICE
 
 
@@ -21,20 +23,28 @@ def launch_template(
     disk_throughput: int | None = None,
     kms_key_arn: pulumi.Input[str],
     is_public: bool = False,
+    efa_cards: Collection[int] = (),
+    efa_group_id: pulumi.Input[str] = "",
     **options: Any,
 ) -> aws.ec2.LaunchTemplate:
     """Create a launch template; `options` are others of aws.ec2.LaunchTemplate."""
+    interfaces = efa.interfaces(efa_cards)
+    groups = {"interface": [group_id], "efa": [group_id, efa_group_id], "efa-only": [efa_group_id]}
     return aws.ec2.LaunchTemplate(
         name,
         iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
         network_interfaces=[
             aws.ec2.LaunchTemplateNetworkInterfaceArgs(
                 device_index=0,
-                # Overrides the subnet's setting, which may assign public addresses.
-                associate_public_ip_address=str(is_public).lower(),
-                security_groups=[group_id],
+                network_card_index=card or None,
+                interface_type=None if kind == "interface" else kind,
+                # Overrides the subnet's setting, which may assign public addresses. EC2 refuses it with several
+                # interfaces. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
+                associate_public_ip_address=str(is_public).lower() if len(interfaces) == 1 else None,
+                security_groups=groups[kind],
                 delete_on_termination="true",
             )
+            for card, kind in interfaces.items()
         ],
         user_data=user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(

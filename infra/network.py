@@ -24,10 +24,11 @@ HTTPS_PORT = 443
 class NetworkArgs(VpcArgs):
     """Inputs of Network; with an existing network in `location`, no part of a VPC is created or changed.
 
-    `zone` is the availability zone of the head.
+    `zone` is the availability zone of the head, and `efa` is true if a type has EFA.
     """
 
     zone: pulumi.Input[str]
+    efa: bool = False
 
 
 class Network(pulumi.ComponentResource):
@@ -68,6 +69,7 @@ class Network(pulumi.ComponentResource):
             tasks_group_id=tasks.id,
             instances_group_id=instances.id,
             network=self,
+            efa_group_id=self._efa_group(f"{name}-efa") if args.efa else "",
         )
         if args.location.endpoints:
             endpoints = self._group(f"{name}-endpoints", "VPC endpoints: HTTPS from Ray tasks and instances")
@@ -91,6 +93,22 @@ class Network(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self),
             )
         return group
+
+    def _efa_group(self, name: str) -> pulumi.Output[str]:
+        """Group of the instances' EFA interfaces; an outbound rule for all addresses does not admit EFA's traffic.
+
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-security
+        """
+        group = self._group(name, "Ray EFA: all traffic among its interfaces")
+        self._admit(f"{name}-ingress", group, group)
+        aws.vpc.SecurityGroupEgressRule(
+            f"{name}-egress",
+            security_group_id=group.id,
+            referenced_security_group_id=group.id,
+            ip_protocol="-1",
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return group.id
 
     def _admit(
         self, name: str, group: aws.ec2.SecurityGroup, source: aws.ec2.SecurityGroup, port: int | None = None

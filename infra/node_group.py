@@ -137,10 +137,12 @@ class NodeGroup(pulumi.ComponentResource):
             image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
             group_id=args.network.instances_group_id,
-            user_data=args.cluster.name.apply(user_data),
+            user_data=args.cluster.name.apply(lambda cluster: user_data(cluster, efa_devices=len(args.node.efa_cards))),
             disk_gib=args.node.disk_gib,
             disk_throughput=args.node.disk_throughput,
             kms_key_arn=args.security.kms_key_arn,
+            efa_cards=args.node.efa_cards,
+            efa_group_id=args.network.efa_group_id,
             # Another AMI becomes a new version of the template, for instances that start later. A new type or disk
             # replaces the template, and with it the head's instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),

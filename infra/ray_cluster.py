@@ -222,6 +222,8 @@ class RayCluster(pulumi.ComponentResource):
             nat_instance=args.nat_instance,
             sleeps=self._sleeps,
             security=args.security,
+            # Also with EFA off: EC2 does not delete a group that running instances have.
+            efa=any(instance.efa_cards for node in self._plan.nodes.values() for instance in node.instances),
         )
         return Network(f"{self._prefix}-network", network_args, self._opts)
 

@@ -89,7 +89,10 @@ class TaskFactory:
     def worker(self, kind: str, node: NodeSpec, head_host: pulumi.Input[str], group: ResourceRef) -> TaskDefinitionArgs:
         """Inputs of a worker's task; one with GPUs can have Auto Scaling replace its instance when these fail."""
         inputs = pulumi.Output.all(common=self._common(node.task), head_host=head_host)
-        container = inputs.apply(lambda values: json.dumps([containers.worker(**values, pool=node.pool)]))
+        efa_devices = len(node.efa_cards)
+        container = inputs.apply(
+            lambda values: json.dumps([containers.worker(**values, pool=node.pool, efa_devices=efa_devices)])
+        )
         policy = self._task_policy(own_group_arn=group.arn if node.task.gpus else None)
         return self._args(kind, container, node.task, policy, instance_volume=containers.INSTANCE_VOLUME)
 

@@ -30,10 +30,14 @@ def kind_of(pool: str, zone: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingNetwork:
-    """VPC that the stack does not create, and its subnets by availability zone."""
+    """VPC that the stack does not create, its subnets by availability zone, and the zones whose subnet is public.
+
+    The subnets of a VPC that the same program creates are not known yet, and taken to be private.
+    """
 
     vpc_id: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
+    public_zones: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,7 @@ class NodeSpec:
         prices: Price by instance type, or None if one is unknown.
         disk_gib: Size of the root volume.
         disk_usd: Part of each price that is the disk's.
+        efa_cards: Network cards of an instance that have an EFA.
     """
 
     key: str
@@ -112,6 +117,7 @@ class NodeSpec:
     prices: Mapping[str, Price] | None = None
     disk_gib: int = 100
     disk_usd: float = 0.0
+    efa_cards: tuple[int, ...] = ()
 
     @property
     def disk_throughput(self) -> int:
@@ -175,7 +181,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRef:
-    """Zone of the head, subnets by zone, and security groups.
+    """Zone of the head, subnets by zone, and security groups: that of EFA if a type has it.
 
     Instances and services depend on the whole component, `network`.
     """
@@ -185,6 +191,7 @@ class NetworkRef:
     tasks_group_id: pulumi.Output[str]
     instances_group_id: pulumi.Output[str]
     network: pulumi.Resource
+    efa_group_id: pulumi.Input[str] = ""
 
     def zones(self, zones: Sequence[str]) -> Sequence[pulumi.Input[str]]:
         """Zones of a node, or the head's if it has not chosen any."""

@@ -69,6 +69,7 @@ SETTINGS = {
         "spot": "spot",
         "on_demand": "on_demand_workers",
         "root_volume_gib": "root_volume_gib",
+        "efa": "worker_efa",
     },
     CPU_POOL: {
         "instance_types": "cpu_worker_instance_types",

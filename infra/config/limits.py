@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from infra.config.args import RayClusterArgs
 from infra.config.worker_pool import FIELD
-from infra.definitions import policies
+from infra.definitions import efa, policies
 from infra.definitions.cluster_info import document
 from infra.errors import Refusal
 from infra.types import Location, NodeSpec, Scale, known
@@ -23,7 +23,7 @@ from ray_on_ecs.contract import SETTINGS, WORKERS, secrets_prefix
 
 # The most tags that the stack and ECS add to one resource, e.g. Name, project and stack.
 OWN_TAGS = 6
-# Size of a task definition without `environment`.
+# Size of a task definition without `environment` and EFA devices, of which a p5.48xlarge has 32.
 OWN_DEFINITION = 6000
 # The longest that Pulumi and the program add to a cluster's prefix in a name: "-cluster-info-parameter-1a2b3c4".
 SUFFIX = 32 * "x"
@@ -58,7 +58,8 @@ def check(
     less = "use fewer, here or in the AWS provider's default tags (aws:defaultTags)"
     _compare(Limit("tags", tags, tags + OWN_TAGS, 50, "tags of a resource", less))
     variables = [{"name": name, "value": known(value)} for name, value in args.environment.items()]
-    size = OWN_DEFINITION + len(json.dumps(variables))
+    devices = efa.devices(max(len(node.efa_cards) for node in nodes.values()))
+    size = OWN_DEFINITION + len(json.dumps([*variables, *devices]))
     less = "use shorter ones, or put them into the image"
     _compare(Limit("environment", len(variables), size, 64 * 1024, "bytes of a task definition", less))
 

@@ -20,6 +20,7 @@ from infra.config import buckets
 from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
 from infra.config.together import together
+from infra.definitions import efa
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
@@ -282,6 +283,7 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     hint = f"use another VPC of this account in {region}, or leave it empty to create one"
     questions = [Question("vpc_id", vpc_id, "ec2:DescribeVpcs", call, conditions, hint)]
     subnets: dict[str, pulumi.Input[str]] = {}
+    public: set[str] = set()
     conditions = rules.subnet(vpc_id, lambda zone: _most_in(args, zone, [*args.availability_zones, *subnets, zone][0]))
     names, hint = _known(*args.subnet_ids), f"use another subnet of {vpc_id}"
     for name in names:
@@ -300,12 +302,15 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     if len(questions) > len(names):
         next(more)
     for name in names:
-        zone = next(answers).availability_zone
+        subnet = next(answers)
+        zone = subnet.availability_zone
         if zone in subnets:
             raise SettingError("subnet_ids", name, f"is in {zone}, like {subnets[zone]}", "use one subnet per zone")
         subnets[zone] = name
+        if subnet.map_public_ip_on_launch:
+            public.add(zone)
         next(more)
-    return ExistingNetwork(vpc_id=vpc_id, subnets=subnets)
+    return ExistingNetwork(vpc_id=vpc_id, subnets=subnets, public_zones=frozenset(public))
 
 
 def _most_in(args: RayClusterArgs, zone: str, first: str) -> int:
@@ -361,6 +366,11 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         tpm=answer.nitro_tpm_support != "unsupported",
         disk_mb=answer.ebs_performance_maximum_throughput or 0,
         accelerators=tuple(dict.fromkeys(device.name for devices in others for device in devices or ())),
+        efa_cards=efa.cards(
+            interfaces=(answer.efa_maximum_interfaces or 0) if gpu else 0,
+            network_cards=answer.maximum_network_cards or 1,
+            slots=min((card.maximum_interfaces for card in answer.network_cards or () if not card.index), default=0),
+        ),
     )
 
 

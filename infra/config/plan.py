@@ -12,7 +12,7 @@ from itertools import chain
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, idle_cost, limits, lookups, prices, quotas, rules
+from infra.config import docker, efa, idle_cost, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
 from infra.config.idle_cost import Costs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
@@ -21,7 +21,7 @@ from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, w
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
-from infra.types import Location, NodeSpec, Scale, kind_of
+from infra.types import Location, NodeSpec, Scale, kind_of, known
 from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS, WORKERS, field_of
 
 
@@ -168,6 +168,9 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     nodes = {"head": head}
     for name, pool in args.pools.items():
         node, zones = _node(args, name, lookups.described(questions[name], answers)), pool.zones
+        spread = args.spread_zones and name == DEFAULT_POOL
+        public = _public_subnets(location, location.worker_zones if name == DEFAULT_POOL else zones or here)
+        node = replace(node, efa_cards=efa.cards(name, pool, node.instances, spread=spread, public=public))
         if name == DEFAULT_POOL:
             first, zones = (location.worker_zones, ()) if args.spread_zones else (here, location.worker_zones[1:])
             nodes[WORKERS] = replace(node, zones=first, spread=args.spread_zones)
@@ -177,6 +180,12 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
             shares = name == DEFAULT_POOL or zone != zones[0]
             nodes[kind_of(name, zone)] = replace(node, zones=(zone,), shares=shares)
     return nodes
+
+
+def _public_subnets(location: Location, zones: Sequence[str]) -> list[str]:
+    """Subnets of an existing VPC in these zones that assign public addresses."""
+    existing = location.existing
+    return [known(existing.subnets[zone]) for zone in zones if zone in existing.public_zones] if existing else []
 
 
 def _types(args: RayClusterArgs, name: str, region: str) -> list[lookups.Question]:

@@ -36,6 +36,7 @@ PRIVATE_RANGES = tuple(
 TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
 IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 BUILDERS = ("auto", "local", "codebuild")
+EFA = ("auto", "true", "false")
 # A shorter idle time could stop a worker that still pulls its image. A CloudWatch alarm evaluates at most one day.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
 SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
@@ -106,6 +107,12 @@ def root_volume(field: str, value: int) -> None:
     if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
         problem = f"must be {SMALLEST_ROOT_VOLUME_GIB} (AMI and training image) to {LARGEST_ROOT_VOLUME_GIB}"
         raise SettingError(field, value, problem, "use the size of the root volume in GiB, e.g. 100")
+
+
+def efa(field: str, value: str) -> None:
+    """True, false, or auto, as text."""
+    if value not in EFA:
+        raise SettingError(field, value, f"is not {' or '.join(EFA)}", "use one of these, or remove it for auto")
 
 
 def pool_volume(field: str, value: int) -> None:

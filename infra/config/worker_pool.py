@@ -49,6 +49,8 @@ class WorkerPoolArgs:
     """Number of workers kept on demand when spot is true, in the first zone."""
     root_volume_gib: Annotated[int, rules.pool_volume] = 0
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
+    efa: Annotated[str, rules.efa] = "auto"
+    """EFA network: true, false, or auto: on if max is above 1 and all types have the same EFA interfaces."""
 
     def scale(self, idle_minutes: int) -> Scale:
         """Number of workers, in the pool's first zone."""
@@ -174,7 +176,7 @@ def combinations(pools: Mapping[str, WorkerPoolArgs]) -> None:
             continue
         default = pools[DEFAULT_POOL]
         disk, zones = pool.root_volume_gib or default.root_volume_gib, pool.zones or default.zones[:1]
-        key = (frozenset(pool.instance_types), frozenset(zones), pool.spot, pool.on_demand, disk)
+        key = (frozenset(pool.instance_types), frozenset(zones), pool.spot, pool.on_demand, disk, pool.efa)
         other = alike.setdefault(key, name)
         if other != name:
             warn(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.definitions import efa
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
 from ray_on_ecs import contract
@@ -95,7 +96,7 @@ def head(
     )
 
 
-def worker(common: ContainerDefaults, *, head_host: str, pool: str) -> Container:
+def worker(common: ContainerDefaults, *, head_host: str, pool: str, efa_devices: int = 0) -> Container:
     """Container of a worker, which offers Ray all CPUs and GPUs and finds the head by its DNS name.
 
     Its node has the label of its pool, by which runs and pipelines of Ray Data choose it.
@@ -116,6 +117,7 @@ def worker(common: ContainerDefaults, *, head_host: str, pool: str) -> Container
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,
         drain_seconds=WORKER_DRAIN_SECONDS,
+        efa_devices=efa_devices,
     )
 
 
@@ -131,6 +133,7 @@ def _container(
     health_check: str,
     stop_seconds: int,
     drain_seconds: int,
+    efa_devices: int = 0,
 ) -> Container:
     """Container definition with the parts that all nodes share."""
     size = common.size
@@ -139,13 +142,17 @@ def _container(
     read_only = [
         {"sourceVolume": volume, "containerPath": path, "readOnly": True} for volume, path in (reads or {}).items()
     ]
-    credentials, gpus = {}, {}
+    credentials, gpus, devices, memlock = {}, {}, {}, []
     if common.registry_secret_arn:
         credentials = {"repositoryCredentials": {"credentialsParameter": common.registry_secret_arn}}
     if size.gpus:
         # ECS expects the number as a string, and uses the NVIDIA runtime only for containers with GPUs.
         # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-gpu.html
         gpus = {"resourceRequirements": [{"type": "GPU", "value": str(size.gpus)}]}
+    if efa_devices:
+        devices = {"devices": efa.devices(efa_devices)}
+        # The adapter reads and writes memory that must not be swapped.
+        memlock = [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
     return {
         "name": name,
         "image": common.image,
@@ -169,8 +176,9 @@ def _container(
             # Docker's default for /dev/shm is 64 MiB, which Ray's object store and data loaders exceed.
             "sharedMemorySize": size.shared_memory_mib,
             "capabilities": {"drop": ["ALL"]},
+            **devices,
         },
-        "ulimits": [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}],
+        "ulimits": [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}, *memlock],
         **gpus,
         "logConfiguration": _logs(common.log_group, common.region),
     }

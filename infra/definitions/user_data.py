@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from infra.definitions.efa import load_driver
 from ray_on_ecs.contract import LIFECYCLE_STATE, NOTICES_FILE, REBALANCE, SCHEDULED_EVENTS, SPOT_ACTION
 
 # Root device of Amazon ECS-optimized AMIs.
@@ -97,7 +98,7 @@ def machine_image(*, gpu: bool) -> str:
     return RESOLVE + AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
-def user_data(cluster_name: str) -> str:
+def user_data(cluster_name: str, *, efa_devices: int = 0) -> str:
     """User data script, which configures the ECS agent at the first boot.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
@@ -127,4 +128,5 @@ def user_data(cluster_name: str) -> str:
     configure = ["cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF"]
     notices = ["", f"cat > {NOTICES_SCRIPT} <<'EOF'", f"{PASS_ON_NOTICES}EOF"]
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit])
+    driver = [load_driver(efa_devices)] if efa_devices else []
+    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *driver, *notices, unit])

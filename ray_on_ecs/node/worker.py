@@ -20,7 +20,7 @@ from importlib.metadata import version
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
 from ray_on_ecs.errors import GpuError, HeadError, StartError, failure_of
-from ray_on_ecs.node import api, demand, gpus, labels, notice, ports, process, protection, replacement
+from ray_on_ecs.node import api, demand, efa, gpus, labels, notice, ports, process, protection, replacement
 from ray_on_ecs.node.draining import Draining
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ def start() -> int:
         raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
     notice.wait_for_end()
     check_gpus(expected_gpus(sys.argv[1:]))
+    efa.report()
     wait_for_head(host, wait_seconds())
     try:
         own = ports.source_address_for(host)

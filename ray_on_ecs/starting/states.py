@@ -149,6 +149,10 @@ REASONS: dict[str, Meaning] = {
     r"select device driver|nvidia-container|libnvidia|nvml error|driver/library": Meaning(
         "the instance has no working NVIDIA driver for containers", AMI
     ),
+    r"/dev/infiniband": Meaning(
+        "the instance lacks an EFA device of its pool: it is older than the pool's EFA, or has no driver",
+        "terminate the instance, and its group starts another; or set the pool's efa to false (docs/efa.md)",
+    ),
     r"no space left on device": Meaning("the instance's disk is full", "raise rootVolumeGib, and pulumi up"),
     r"exec format error": Meaning("the image is for another CPU architecture than the instance", REGISTRY),
     r"(ssm|secrets? ?manager|parameter|secret|kms).*(AccessDenied|not authorized|forbidden)"

@@ -341,6 +341,7 @@ class Cloud(mocks.Mocks):
         if name not in instance_types():
             return {}, [("instanceType", f"InvalidInstanceType: {name} does not exist\nrequest id: 1")]
         facts = instance_types()[name]
+        network = facts["NetworkInfo"]
         gpus = [
             {
                 "count": gpu["Count"],
@@ -373,6 +374,12 @@ class Cloud(mocks.Mocks):
             .get("MaximumThroughputInMBps"),
             "supportedPlacementStrategies": facts["PlacementGroupInfo"]["SupportedStrategies"],
             "supportedUsagesClasses": facts["SupportedUsageClasses"],
+            "efaMaximumInterfaces": network.get("EfaInfo", {}).get("MaximumEfaInterfaces"),
+            "maximumNetworkCards": network["MaximumNetworkCards"],
+            "networkCards": [
+                {"index": card["NetworkCardIndex"], "maximumInterfaces": card["MaximumNetworkInterfaces"]}
+                for card in network["NetworkCards"]
+            ],
         }, []
 
     def _offerings(self, types: list[str]) -> dict[str, Any]:

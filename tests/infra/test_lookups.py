@@ -265,7 +265,8 @@ HARMLESS: dict[str, str] = {
     "private_dns_hostname_type_on_launch region tags",
     "getRouteTable": "arn associations filters id owner_id region route_table_id subnet_id tags vpc_id",
     # CPU, memory, architecture, GPUs and other accelerators are sizing.py's; boot modes and TPM are compared with the
-    # AMI's. Every type starts an HVM image from an encrypted EBS volume and has two network interfaces.
+    # AMI's, and EFA is the pool's choice. Every type starts an HVM image from an encrypted EBS volume and has two
+    # network interfaces.
     "getInstanceType": "auto_recovery_supported bandwidth_weightings bare_metal boot_modes "
     "burstable_performance_supported "
     "current_generation dedicated_hosts_supported default_cores default_network_card_index "

@@ -45,6 +45,7 @@ ALL = {
     "spot": True,
     "onDemand": 1,
     "rootVolumeGib": 500,
+    "efa": "false",
 }
 MADE = WorkerPoolArgs(
     instance_types=(P5, "p5e.48xlarge"),
@@ -55,6 +56,7 @@ MADE = WorkerPoolArgs(
     spot=True,
     on_demand=1,
     root_volume_gib=500,
+    efa="false",
 )
 
 
@@ -180,7 +182,7 @@ def test_names_of_pools(cloud: Cloud, name: str) -> None:
         ("rootVolumeGiB", "did you mean rootVolumeGib?"),
         ("idleTimeoutMinutes", "it is a key of the cluster, and holds for all pools"),
         ("maxHourlyUsd", "it is a key of the cluster, and holds for all pools"),
-        ("efa", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"),
+        ("tenancy", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa"),
     ],
 )
 def test_unknown_keys_of_a_pool_are_refused(cloud: Cloud, key: str, hint: str) -> None:
@@ -190,10 +192,10 @@ def test_unknown_keys_of_a_pool_are_refused(cloud: Cloud, key: str, hint: str) -
 
 def test_all_unknown_keys_of_a_pool_are_named(cloud: Cloud) -> None:
     with pytest.raises(pulumi.RunError) as refused:
-        load(cloud, pool(maxWorkers=2, efa="secret", availabilityZones="us-west-2c"))
+        load(cloud, pool(maxWorkers=2, tenancy="secret", availabilityZones="us-west-2c"))
     assert str(refused.value) == (
-        "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), efa, availabilityZones (did you "
-        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"
+        "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), tenancy, availabilityZones (did you "
+        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa"
     )
 
 
@@ -269,6 +271,7 @@ def test_a_path_without_its_flag_is_refused(cloud: Cloud, key: str) -> None:
         ({"rootVolumeGib": 200}, False),
         ({"zones": ["us-west-2a"]}, False),
         ({"spot": True}, False),
+        ({"efa": False}, False),
         ({"instanceTypes": [P5, "p5e.48xlarge"]}, False),
     ],
 )

@@ -388,6 +388,8 @@ def test_exit_status_of_each_number(code: int) -> None:
 
 REASONS = {
     "driver": "CannotStartContainerError: Error response from daemon: could not select device driver with [[gpu]]",
+    "lacks an EFA device": "CannotStartContainerError: Error response from daemon: error gathering device information "
+    'while adding custom device "/dev/infiniband/uverbs0": no such file or directory',
     "disk is full": "CannotPullContainerError: write /var/lib/docker: no space left on device",
     "CPU architecture": "exec /usr/bin/ray-head: exec format error",
     "execution role may not read": "ResourceInitializationError: unable to pull secrets or registry auth: fetching "
