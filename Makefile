@@ -80,6 +80,7 @@ image:
 	$(CONTAINER_ENGINE) build --platform linux/amd64 --file docker/Dockerfile --tag ray-on-ecs \
 	  $(if $(PACKAGES),--build-arg PACKAGES="$(PACKAGES)") \
 	  $(if $(PYTHON_IMAGE),--build-arg PYTHON_IMAGE="$(PYTHON_IMAGE)") \
+	  $(if $(filter-out undefined,$(origin EFA_SOURCES)),--build-arg EFA_SOURCES="$(EFA_SOURCES)") \
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's#//[^/@]*@#//#' | grep . || echo ray-on-ecs)" .
 
 docker/.env:

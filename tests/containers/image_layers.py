@@ -43,8 +43,10 @@ def layers_pushed_by_a_change(engine: str) -> list[Layer]:
             module.write("# one more line\n")
         options = ("--platform", "linux/amd64", "--file", f"{folder}/docker/Dockerfile", "--tag", CHANGED_IMAGE)
         # As for `make image`.
-        base = [f"--build-arg=PYTHON_IMAGE={name}" for name in (os.environ.get("PYTHON_IMAGE"),) if name]
-        call_engine(engine, "build", *options, *base, folder)
+        given = [
+            f"--build-arg={name}={os.environ[name]}" for name in ("PYTHON_IMAGE", "EFA_SOURCES") if name in os.environ
+        ]
+        call_engine(engine, "build", *options, *given, folder)
     try:
         before, after = (_digests(engine, image) for image in (IMAGE, CHANGED_IMAGE))
         changed = layers(engine, CHANGED_IMAGE)
