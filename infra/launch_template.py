@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.definitions.user_data import ROOT_DEVICE
+from infra.definitions.user_data import ROOT_DEVICE, encoded
 
 
 def launch_template(
@@ -36,7 +35,7 @@ def launch_template(
                 delete_on_termination="true",
             )
         ],
-        user_data=user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
+        user_data=user_data.apply(encoded),
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
             http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
         ),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+
+from infra.definitions.local_disks import move_docker
+from infra.errors import Refusal
 from ray_on_ecs.contract import LIFECYCLE_STATE, NOTICES_FILE, REBALANCE, SCHEDULED_EVENTS, SPOT_ACTION
 
 # Root device of Amazon ECS-optimized AMIs.
@@ -68,6 +72,8 @@ while true; do
   sleep 1
 done
 """
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+MOST_BYTES = 16 * 1024
 # Public SSM parameters of AWS, and the prefix of an image ID that names one.
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
 RESOLVE = "resolve:ssm:"
@@ -89,6 +95,13 @@ def run_unit(unit: str, description: str, *options: str) -> str:
     )
 
 
+def encoded(text: str) -> str:
+    """User data as EC2 takes it; a Refusal if there is too much of it."""
+    if (size := len(text.encode())) > MOST_BYTES:
+        raise Refusal("user data", f"{size} bytes are more than the {MOST_BYTES} that EC2 takes; use fewer settings")
+    return base64.b64encode(text.encode()).decode()
+
+
 def machine_image(*, gpu: bool) -> str:
     """Image ID that EC2 resolves at each launch to the latest ECS-optimized AMI; the GPU variant has NVIDIA's driver.
 
@@ -97,8 +110,8 @@ def machine_image(*, gpu: bool) -> str:
     return RESOLVE + AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
-def user_data(cluster_name: str) -> str:
-    """User data script, which configures the ECS agent at the first boot.
+def user_data(cluster_name: str, *, local_disks: bool = False) -> str:
+    """User data script, which configures the ECS agent at the first boot, and local disks before it starts.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     """
@@ -127,4 +140,4 @@ def user_data(cluster_name: str) -> str:
     configure = ["cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF"]
     notices = ["", f"cat > {NOTICES_SCRIPT} <<'EOF'", f"{PASS_ON_NOTICES}EOF"]
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit])
+    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit, *([move_docker()] if local_disks else [])])
