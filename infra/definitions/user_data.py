@@ -140,4 +140,5 @@ def user_data(cluster_name: str, *, local_disks: bool = False) -> str:
     configure = ["cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF"]
     notices = ["", f"cat > {NOTICES_SCRIPT} <<'EOF'", f"{PASS_ON_NOTICES}EOF"]
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit, *([move_docker()] if local_disks else [])])
+    disks = [move_docker()] if local_disks else []
+    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit, *disks])
