@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from infra.definitions.local_disks import MOVE, move_docker
-from infra.definitions.user_data import MOST_BYTES, encoded, user_data
+from infra.definitions.user_data import INSTANCE_DIR, MOST_BYTES, encoded, user_data
 from infra.errors import Refusal
 from infra.types import NodeSpec
+from ray_on_ecs.contract import LOCAL_DISKS_FILE
 from tests.infra.fake_aws import Cloud, instance_type, node_spec
 from tests.infra.test_node_group import GPU, node_group
 from tests.infra.test_plan import plan
@@ -66,6 +67,11 @@ def test_disks_below_the_root_volume_are_not_used(cloud: Cloud, node: NodeSpec, 
     text = base64.b64decode(cloud.resources["head-template"].inputs["userData"]).decode()
     assert text == user_data("ray-cluster", local_disks=gb > 0)
     assert (MOVE in text) == (gb > 0)
+
+
+def test_script_and_workers_name_the_same_file() -> None:
+    assert f" {INSTANCE_DIR}/{LOCAL_DISKS_FILE};" in MOVE
+    assert f"mkdir -p {INSTANCE_DIR} " in MOVE
 
 
 def test_user_data_leaves_half_of_its_limit() -> None:
