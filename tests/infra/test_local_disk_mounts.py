@@ -333,6 +333,16 @@ def test_any_failure_leaves_docker_on_root(instance: Instance, name: str, when: 
     assert instance.has_all()
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_array_that_takes_no_files_is_unmounted(instance: Instance, folder: str) -> None:
+    with_array(instance, 2)
+    instance.fails("mount", f"/var/lib/{folder}")
+    assert instance.boot().endswith(
+        f"/var/lib/{folder} can't be moved to /dev/md/ray-on-ecs; Docker stays on the root volume"
+    )
+    assert instance.stays()
+
+
 KILLED = [
     ("mkfs.xfs", ""),
     ("mount", "noatime"),
