@@ -180,6 +180,7 @@ def lines(*nodes: NodeSpec) -> list[str]:
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
         instances += " (CPU workers)" if node.pool and not node.task.gpus else ""
+        instances += f" with {node.local_disk_gb:,} GB local disks" if node.local_disk_gb else ""
         texts.append(f"{f'pool {node.pool}' if node.pool else 'head'}: {instances}, {market}, {_cost(node)}")
     return [*texts, f"all instances: {_cost(*nodes)}"]
 
