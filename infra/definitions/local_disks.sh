@@ -32,7 +32,7 @@ done
 
 # After a reboot they are as they were, and after a stop they are empty.
 if ((${#disks[@]} > 1)) && command -v mdadm > /dev/null; then
-  udevadm settle --timeout=30
+  udevadm settle --timeout=10
   mdadm --assemble "$array" "${disks[@]}" 2> /dev/null # if udev has not
 fi
 of() { blkid -p -s "$1" -o value "$2" 2> /dev/null; }
