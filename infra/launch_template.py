@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection
 from typing import Any
 
@@ -10,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import efa
-from infra.definitions.user_data import ROOT_DEVICE
+from infra.definitions.user_data import ROOT_DEVICE, encoded
 
 
 def launch_template(
@@ -46,7 +45,7 @@ def launch_template(
             )
             for card, kind in interfaces.items()
         ],
-        user_data=user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
+        user_data=user_data.apply(encoded),
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
             http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
         ),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.user_data import user_data
+from infra.definitions.user_data import encoded, user_data
 from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
 from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
@@ -131,13 +132,16 @@ class NodeGroup(pulumi.ComponentResource):
             path=args.security.role_path,
             opts=pulumi.ResourceOptions(parent=self),
         )
+        node = args.node
+        boot = partial(user_data, efa_devices=len(node.efa_cards), local_disks=node.local_disk_gb > 0)
+        encoded(boot("x" * 255))  # the longest name, as a preview does not know the cluster's yet
         return launch_template(
             f"{name}-template",
             profile,
             image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
             group_id=args.network.instances_group_id,
-            user_data=args.cluster.name.apply(lambda cluster: user_data(cluster, efa_devices=len(args.node.efa_cards))),
+            user_data=args.cluster.name.apply(boot),
             disk_gib=args.node.disk_gib,
             disk_throughput=args.node.disk_throughput,
             kms_key_arn=args.security.kms_key_arn,

@@ -125,6 +125,12 @@ class NodeSpec:
         return disk_throughput(self.instances)
 
     @property
+    def local_disk_gb(self) -> int:
+        """Size of the local disks for Docker's files, of the first type whose disks have the root volume's size."""
+        sizes = (instance.local_disk_gb for instance in self.instances)
+        return next((size for size in sizes if size * 10**9 >= self.disk_gib * 2**30), 0)
+
+    @property
     def instance_types(self) -> tuple[str, ...]:
         """Names of the types, e.g. g5.xlarge."""
         return tuple(instance.name for instance in self.instances)

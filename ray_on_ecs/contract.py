@@ -52,6 +52,8 @@ SPOT_ACTION = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"
 LIFECYCLE_STATE = "autoscaling/target-lifecycle-state"
 SCHEDULED_EVENTS = "events/maintenance/scheduled"
+# File beside it with a line about the instance's local disks, if its pool has a type with any.
+LOCAL_DISKS_FILE = "local-disks"
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
 # Kinds of workers: the default pool's, and those of the pool without GPUs that the stack's own keys describe.
 WORKERS, CPU_WORKERS = "workers", "cpu-workers"

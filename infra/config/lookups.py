@@ -365,6 +365,7 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         boot_modes=tuple(answer.boot_modes or ()),
         tpm=answer.nitro_tpm_support != "unsupported",
         disk_mb=answer.ebs_performance_maximum_throughput or 0,
+        local_disk_gb=sum(disk.count * disk.size for disk in answer.instance_disks or () if disk.type == "ssd"),
         accelerators=tuple(dict.fromkeys(device.name for devices in others for device in devices or ())),
         efa_cards=efa.cards(
             interfaces=(answer.efa_maximum_interfaces or 0) if gpu else 0,

@@ -180,7 +180,9 @@ def lines(*nodes: NodeSpec) -> list[str]:
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
         instances += " (CPU workers)" if node.pool and not node.task.gpus else ""
-        instances += f" with {len(node.efa_cards)} EFA each" if node.efa_cards else ""
+        own = [f"{len(node.efa_cards)} EFA each"] if node.efa_cards else []
+        own += [f"{node.local_disk_gb:,} GB local disks"] if node.local_disk_gb else []
+        instances += f" with {' and '.join(own)}" if own else ""
         texts.append(f"{f'pool {node.pool}' if node.pool else 'head'}: {instances}, {market}, {_cost(node)}")
     return [*texts, f"all instances: {_cost(*nodes)}"]
 

@@ -31,6 +31,7 @@ class InstanceType:
     """Attributes of an EC2 instance type that determine task size, disk and machine image.
 
     `disk_mb` is the most that EBS reads or writes for it, in MB/s; some types have it for half an hour a day.
+    `local_disk_gb` is the size of its local SSDs together.
     `accelerators` are the names of those that are not GPUs: AWS Trainium and Inferentia, FPGAs, video. `efa_cards` are
     the network cards of instances with GPUs that can have an EFA.
     """
@@ -46,6 +47,7 @@ class InstanceType:
     boot_modes: tuple[str, ...] = ()
     tpm: bool = False
     disk_mb: float = 0
+    local_disk_gb: int = 0
     accelerators: tuple[str, ...] = ()
     efa_cards: tuple[int, ...] = ()
 

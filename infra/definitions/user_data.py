@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+
 from infra.definitions.efa import load_driver
+from infra.definitions.local_disks import move_docker
+from infra.errors import Refusal
 from ray_on_ecs.contract import LIFECYCLE_STATE, NOTICES_FILE, REBALANCE, SCHEDULED_EVENTS, SPOT_ACTION
 
 # Root device of Amazon ECS-optimized AMIs.
@@ -69,6 +73,8 @@ while true; do
   sleep 1
 done
 """
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+MOST_BYTES = 16 * 1024
 # Public SSM parameters of AWS, and the prefix of an image ID that names one.
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
 RESOLVE = "resolve:ssm:"
@@ -90,6 +96,13 @@ def run_unit(unit: str, description: str, *options: str) -> str:
     )
 
 
+def encoded(text: str) -> str:
+    """User data as EC2 takes it; a Refusal if there is too much of it."""
+    if (size := len(text.encode())) > MOST_BYTES:
+        raise Refusal("user data", f"{size} bytes are more than the {MOST_BYTES} that EC2 takes; use fewer settings")
+    return base64.b64encode(text.encode()).decode()
+
+
 def machine_image(*, gpu: bool) -> str:
     """Image ID that EC2 resolves at each launch to the latest ECS-optimized AMI; the GPU variant has NVIDIA's driver.
 
@@ -98,8 +111,8 @@ def machine_image(*, gpu: bool) -> str:
     return RESOLVE + AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
-def user_data(cluster_name: str, *, efa_devices: int = 0) -> str:
-    """User data script, which configures the ECS agent at the first boot.
+def user_data(cluster_name: str, *, efa_devices: int = 0, local_disks: bool = False) -> str:
+    """User data script, which configures the ECS agent at the first boot, and local disks before it starts.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     """
@@ -129,4 +142,5 @@ def user_data(cluster_name: str, *, efa_devices: int = 0) -> str:
     notices = ["", f"cat > {NOTICES_SCRIPT} <<'EOF'", f"{PASS_ON_NOTICES}EOF"]
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
     driver = [load_driver(efa_devices)] if efa_devices else []
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *driver, *notices, unit])
+    disks = [move_docker()] if local_disks else []
+    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *driver, *notices, unit, *disks])

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID, INSTANCE_LABELS, INSTANCE_MOMENTS
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID, INSTANCE_LABELS, INSTANCE_MOMENTS, LOCAL_DISKS_FILE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node import task_metadata
 from ray_on_ecs.tracking.starts import moment
@@ -73,4 +73,12 @@ def instance_id() -> str:
     try:
         return str(json.loads(Path(os.environ[INSTANCE_FILE_VARIABLE]).read_text())[INSTANCE_ID])
     except (LookupError, OSError, TypeError, ValueError):
+        return ""
+
+
+def local_disks() -> str:
+    """Return the instance's line about its local disks; empty without one."""
+    try:
+        return Path(os.environ[INSTANCE_FILE_VARIABLE]).with_name(LOCAL_DISKS_FILE).read_text().strip()
+    except (LookupError, OSError, ValueError):
         return ""

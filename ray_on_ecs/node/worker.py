@@ -45,6 +45,8 @@ def start() -> int:
     if not host:
         raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
     notice.wait_for_end()
+    if disks := labels.local_disks():
+        logger.info(disks)
     check_gpus(expected_gpus(sys.argv[1:]))
     efa.report()
     wait_for_head(host, wait_seconds())

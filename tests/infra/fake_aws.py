@@ -372,6 +372,10 @@ class Cloud(mocks.Mocks):
             "ebsPerformanceMaximumThroughput": facts["EbsInfo"]
             .get("EbsOptimizedInfo", {})
             .get("MaximumThroughputInMBps"),
+            "instanceDisks": [
+                {"count": disk["Count"], "size": disk["SizeInGB"], "type": disk["Type"]}
+                for disk in facts.get("InstanceStorageInfo", {}).get("Disks", [])
+            ],
             "supportedPlacementStrategies": facts["PlacementGroupInfo"]["SupportedStrategies"],
             "supportedUsagesClasses": facts["SupportedUsageClasses"],
             "efaMaximumInterfaces": network.get("EfaInfo", {}).get("MaximumEfaInterfaces"),
