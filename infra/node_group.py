@@ -29,7 +29,7 @@ class NodeGroupArgs:
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
     `node.max_count`. The head has one, and with managed scaling none while it sleeps. Nodes with GPUs use cluster
-    placement groups.
+    placement groups. `mounts` are commands of its user data, which read the folders of S3 in `mounted`.
     """
 
     location: Location
@@ -38,6 +38,8 @@ class NodeGroupArgs:
     node: NodeSpec
     security: SecurityOptions
     managed_scaling: bool = False
+    mounts: pulumi.Input[str] = ""
+    mounted: Sequence[str] = ()
 
     @property
     def is_head(self) -> bool:
@@ -103,13 +105,19 @@ class NodeGroup(pulumi.ComponentResource):
         trust = policies.assumed_by("ec2.amazonaws.com")
         role_name = f"{name}-instance-role"
         role = make_role(role_name, trust, args.security, self)
-        sessions = aws.iam.RolePolicy(
-            f"{name}-instance-ssm",
-            role=role.name,
-            policy=json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*"))),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        return role, [sessions, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
+        own: dict[str, pulumi.Input[str]] = {
+            "ssm": json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*")))
+        }
+        if args.mounted:
+            key, partition = pulumi.Output.from_input(args.security.kms_key_arn), args.location.partition
+            own["mounts"] = key.apply(lambda key: json.dumps(policies.mounted(partition, args.mounted, key)))
+        inline = [
+            aws.iam.RolePolicy(
+                f"{name}-instance-{label}", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
+            )
+            for label, policy in own.items()
+        ]
+        return role, [*inline, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
 
     def _key_grants(self, name: str, args: NodeGroupArgs) -> list[pulumi.Resource]:
         """KMS grants by which the roles that launch instances encrypt disks; required for a customer managed key.
@@ -137,7 +145,7 @@ class NodeGroup(pulumi.ComponentResource):
             image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
             group_id=args.network.instances_group_id,
-            user_data=args.cluster.name.apply(user_data),
+            user_data=pulumi.Output.all(args.cluster.name, args.mounts).apply(lambda texts: user_data(*texts)),
             disk_gib=args.node.disk_gib,
             disk_throughput=args.node.disk_throughput,
             kms_key_arn=args.security.kms_key_arn,

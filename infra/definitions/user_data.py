@@ -97,8 +97,8 @@ def machine_image(*, gpu: bool) -> str:
     return RESOLVE + AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
-def user_data(cluster_name: str) -> str:
-    """User data script, which configures the ECS agent at the first boot.
+def user_data(cluster_name: str, mounts: str = "") -> str:
+    """User data script, which configures the ECS agent at the first boot, after the commands that mount file systems.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     """
@@ -127,4 +127,4 @@ def user_data(cluster_name: str) -> str:
     configure = ["cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF"]
     notices = ["", f"cat > {NOTICES_SCRIPT} <<'EOF'", f"{PASS_ON_NOTICES}EOF"]
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *notices, unit])
+    return "\n".join(["#!/bin/bash", *([mounts] if mounts else []), *configure, DESCRIBE_INSTANCE, *notices, unit])
