@@ -50,6 +50,8 @@ OF_BUCKET = "use the name of a bucket, without s3:// and wildcards; only data_bu
 RESERVED_BUCKET = r"(xn--|sthree-|amzn-s3-demo-).*|.*(-s3alias|--ol-s3|\.mrap|--x-s3|--table-s3)|(\d+\.){3}\d+|.*\.\..*"
 # Of a folder below MOUNTS_DIR; and an ID of FSx and EFS, of which both have two lengths.
 MOUNT = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+# Of all mounts together, as they are in an instance's user data (16 KiB) and in its role's inline policies (10,240).
+LONGEST_MOUNTS = 8000
 FILE_SYSTEM = r"fs-[0-9a-f]{8,17}"
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
 POLICY_ARN = r"arn:[\w-]+:iam::(\d{12}|aws):policy/[\w+=,.@/-]+"
@@ -183,6 +185,9 @@ def mounts(field: str, values: Mapping[str, str]) -> None:
         if not address.startswith("s3://") or not address.isprintable():
             raise SettingError(field, shown, "is not a folder of S3", hint)
         _check_bucket(field, shown, bucket, prefix, hint)
+    if sum(250 + 6 * len(name) + 4 * len(address) for name, address in values.items()) > LONGEST_MOUNTS:
+        problem = "are too many or too long for the instances' user data and role"
+        raise SettingError(field, f"{len(values)} folders", problem, "use fewer, e.g. a prefix that several share")
 
 
 def file_system(field: str, value: str) -> None:

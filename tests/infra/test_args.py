@@ -665,6 +665,6 @@ def test_workers_can_be_withdrawn_whatever_their_market(cloud: Cloud) -> None:
 
 
 def test_two_file_systems_for_one_folder_are_refused() -> None:
-    network = {"vpc_id": "vpc-0a1b", "subnet_ids": ["subnet-0c2d"]}
+    network: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ["subnet-0c2d"]}
     with pytest.raises(SettingError, match=r"^fsx_lustre_gib: 1200 cannot be combined with fsx_lustre \(fs-01234567\)"):
         RayClusterArgs(**network, fsx_lustre="fs-01234567", fsx_lustre_gib=1200)

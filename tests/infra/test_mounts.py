@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.config import rules
+from infra.definitions import policies
 from infra.definitions.mounts import (
     CACHE_DIR,
     GIVE_UP_SECONDS,
@@ -23,6 +26,7 @@ from infra.definitions.mounts import (
     script,
 )
 from infra.definitions.user_data import user_data
+from infra.errors import SettingError
 from tests.waiting import until
 
 LUSTRE = LustreFileSystem(dns_name="fs-1.fsx.us-west-2.amazonaws.com", mount_name="abc")
@@ -238,12 +242,6 @@ def test_without_mounts_user_data_stays_as_it_is() -> None:
     assert user_data("ray-cluster", mount_all(Mounts())) == user_data("ray-cluster")
 
 
-def test_user_data_with_many_mounts_fits() -> None:
-    """EC2 refuses more than 16 KiB."""
-    many = Mounts(s3={f"{'n' * 30}{index:02}": f"{'b' * 63}/{'p' * 200}" for index in range(10)}, lustre=LUSTRE)
-    assert len(user_data("a" * 100, mount_all(many))) < 16 * 1024
-
-
 @pytest.mark.parametrize("prefix", ["it's", "$(touch made)", "`touch made`", 'a"b', "a\\b", "a;b", "year=2026", "é"])
 def test_prefix_is_an_argument_whatever_it_holds(instance: Instance, prefix: str) -> None:
     instance.start(Mounts(s3={"data": f"my-data/{prefix}"}))
@@ -258,3 +256,33 @@ def test_prefix_is_an_argument_whatever_it_holds(instance: Instance, prefix: str
 def test_shellcheck_accepts_the_commands(text: str) -> None:
     found = subprocess.run(["shellcheck", "-s", "bash", "-"], input=text, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
+
+
+def are_accepted(mounts: dict[str, str]) -> bool:
+    """False for too many mounts."""
+    try:
+        rules.mounts("mounts", mounts)
+    except SettingError as error:
+        return "too long for the instances' user data and role" not in str(error)
+    return True
+
+
+@pytest.mark.parametrize("name", [1, 8, 32])
+@pytest.mark.parametrize("prefix", [0, 30, 150, 900])
+def test_accepted_mounts_fit_user_data_and_role(name: int, prefix: int) -> None:
+    """EC2 refuses more than 16 KiB, and IAM more than 10,240 characters of a role's inline policies."""
+    made: dict[str, str] = {}
+    while are_accepted(made):
+        label = f"{len(made):02}".rjust(name, "n")[-max(name, 2) :]
+        made[label] = f"s3://{'b' * 20}/{'p' * prefix}".rstrip("/")
+    made.popitem()
+    sources = {key: address.removeprefix("s3://") for key, address in made.items()}
+    of_all = Mounts(s3=sources, lustre=LUSTRE, efs="fs-0123456789abcdef0")
+    assert made
+    assert len(user_data("a" * 100, mount_all(of_all))) < 16 * 1024
+    policy = json.dumps(policies.mounted("aws-us-gov", list(sources.values())), separators=(",", ":"))
+    others = (
+        policies.ecs_agent(f"arn:aws:ecs:us-west-2:123456789012:cluster/{'c' * 255}"),
+        policies.session_manager("*"),
+    )
+    assert len(policy) + sum(len(json.dumps(other)) for other in others) < 10_240
