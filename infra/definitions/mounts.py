@@ -97,6 +97,7 @@ mount_it() {{
 {cases}
   esac && is_mounted "$1"
 }}
+mkdir -p $cache && chmod 700 $cache
 until attempt rpm -q {packages} || attempt dnf install -y {packages}; do wait_or_end "{packages}"; done
 for name in {" ".join(commands)}; do
   until is_mounted "$name"; do mount_it "$name" || wait_or_end "$name"; done
