@@ -106,6 +106,14 @@ class Args(TypedDict, total=False):
     """Days to keep noncurrent versions of overwritten and deleted objects; 0 keeps none."""
     data_buckets: list[pulumi.Input[str]]
     """S3 buckets that training may also read, each as bucket or bucket/prefix."""
+    mounts: dict[str, str]
+    """Folders of S3 that all nodes read as /mnt/NAME, through Mountpoint, each NAME=s3://bucket/prefix."""
+    fsx_lustre: str
+    """Existing FSx for Lustre file system in vpc_id, which all nodes mount as /mnt/fsx, e.g. fs-0123456789abcdef0."""
+    fsx_lustre_gib: int
+    """Capacity in GiB of a new FSx for Lustre file system as /mnt/fsx, linked to fsx/ in the bucket; 0 for none."""
+    efs: str
+    """Existing EFS file system in vpc_id, which all nodes mount as /mnt/efs, e.g. fs-0123456789abcdef0."""
     job_secrets: list[pulumi.Input[str]]
     """ARNs of Secrets Manager secrets that jobs may read with --secret NAME=ARN."""
     environment: dict[str, pulumi.Input[str]]

@@ -15,7 +15,7 @@ from infra.definitions import policies
 from infra.definitions.user_data import encoded, user_data
 from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
+from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone, known
 
 # Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
@@ -30,7 +30,7 @@ class NodeGroupArgs:
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
     `node.max_count`. The head has one, and with managed scaling none while it sleeps. Nodes with GPUs use cluster
-    placement groups.
+    placement groups. `mounts` are commands of its user data, which read the folders of S3 in `mounted`.
     """
 
     location: Location
@@ -39,6 +39,8 @@ class NodeGroupArgs:
     node: NodeSpec
     security: SecurityOptions
     managed_scaling: bool = False
+    mounts: pulumi.Input[str] = ""
+    mounted: Sequence[str] = ()
 
     @property
     def is_head(self) -> bool:
@@ -104,13 +106,19 @@ class NodeGroup(pulumi.ComponentResource):
         trust = policies.assumed_by("ec2.amazonaws.com")
         role_name = f"{name}-instance-role"
         role = make_role(role_name, trust, args.security, self)
-        sessions = aws.iam.RolePolicy(
-            f"{name}-instance-ssm",
-            role=role.name,
-            policy=json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*"))),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        return role, [sessions, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
+        own: dict[str, pulumi.Input[str]] = {
+            "ssm": json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*")))
+        }
+        if args.mounted:
+            key, partition = pulumi.Output.from_input(args.security.kms_key_arn), args.location.partition
+            own["mounts"] = key.apply(lambda key: json.dumps(policies.mounted(partition, args.mounted, key)))
+        inline = [
+            aws.iam.RolePolicy(
+                f"{name}-instance-{label}", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
+            )
+            for label, policy in own.items()
+        ]
+        return role, [*inline, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
 
     def _key_grants(self, name: str, args: NodeGroupArgs) -> list[pulumi.Resource]:
         """KMS grants by which the roles that launch instances encrypt disks; required for a customer managed key.
@@ -134,14 +142,14 @@ class NodeGroup(pulumi.ComponentResource):
         )
         node = args.node
         boot = partial(user_data, efa_devices=len(node.efa_cards), local_disks=node.local_disk_gb > 0)
-        encoded(boot("x" * 255))  # the longest name, as a preview does not know the cluster's yet
+        encoded(boot("x" * 255, known(args.mounts)))  # the longest name, as a preview does not know the cluster's yet
         return launch_template(
             f"{name}-template",
             profile,
             image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
             group_id=args.network.instances_group_id,
-            user_data=args.cluster.name.apply(boot),
+            user_data=pulumi.Output.all(args.cluster.name, args.mounts).apply(lambda texts: boot(*texts)),
             disk_gib=args.node.disk_gib,
             disk_throughput=args.node.disk_throughput,
             kms_key_arn=args.security.kms_key_arn,

@@ -17,8 +17,10 @@ from infra.config import RayClusterArgs, identity, runs, services
 from infra.config.location import check_zone
 from infra.config.plan import make_plan
 from infra.definitions import build_context, commands
+from infra.definitions.mounts import mount_all
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.errors import AS_WRITTEN
+from infra.file_system import FileSystems, FileSystemsArgs
 from infra.head_sleep import HeadSleep, HeadSleepArgs
 from infra.image import CodeBuildArgs, Image, ImageArgs
 from infra.image_build import ImageBuild
@@ -107,7 +109,8 @@ class RayCluster(pulumi.ComponentResource):
             f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.ref.name, vpc_id=network.vpc_id), opts
         )
 
-        node_groups = self._node_groups(cluster, network)
+        mounts = self._mounts(network, storage)
+        node_groups = self._node_groups(cluster, network, mounts)
         head_group, start_arns = node_groups["head"].group, []
         if network.nat_group and self._sleeps:
             nat_args = NatSleepArgs(cluster=cluster.ref.name, head_group=head_group, nat_group=network.nat_group)
@@ -262,7 +265,22 @@ class RayCluster(pulumi.ComponentResource):
         )
         return Image(f"{self._prefix}-image", args, self._opts)
 
-    def _node_groups(self, cluster: Cluster, network: Network) -> dict[str, NodeGroup]:
+    def _mounts(self, network: Network, storage: Storage) -> pulumi.Input[str]:
+        """Commands that mount the nodes' file systems."""
+        args, found = self._args, self._plan.file_systems
+        if not (args.fsx_lustre or args.fsx_lustre_gib or args.efs):
+            return mount_all(found.mounts)
+        file_systems_args = FileSystemsArgs(
+            **vars(found),
+            lustre_gib=args.fsx_lustre_gib,
+            vpc_id=network.vpc_id,
+            network=network.ref,
+            bucket=storage.bucket,
+            security=args.security,
+        )
+        return FileSystems(f"{self._prefix}-file-systems", file_systems_args, self._opts).commands
+
+    def _node_groups(self, cluster: Cluster, network: Network, mounts: pulumi.Input[str]) -> dict[str, NodeGroup]:
         node_groups = {}
         for kind, node in self._plan.nodes.items():
             args = NodeGroupArgs(
@@ -272,6 +290,8 @@ class RayCluster(pulumi.ComponentResource):
                 node=node,
                 security=self._args.security,
                 managed_scaling=kind in self._plan.scales or self._sleeps,
+                mounts=mounts,
+                mounted=tuple(self._plan.file_systems.mounts.s3.values()),
             )
             name = kind_in_names(self._prefix, kind)
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)

@@ -8,7 +8,8 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.definitions.containers import TASK_VOLUMES
+from infra.definitions.containers import MOUNTS_VOLUME, TASK_VOLUMES
+from infra.definitions.mounts import MOUNTS_DIR
 from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
@@ -82,11 +83,12 @@ class TaskDefinition(pulumi.ComponentResource):
 
 
 def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgsDict]:
-    """Task-scoped volumes, the host directory with the instance's description, and the state shared between tasks.
+    """Task-scoped volumes, the instance's file systems and description, and the state shared between tasks.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
     """
     volumes: list[aws.ecs.TaskDefinitionVolumeArgsDict] = [{"name": volume} for volume in TASK_VOLUMES]
+    volumes += [{"name": volume, "host_path": MOUNTS_DIR} for volume in MOUNTS_VOLUME]
     if args.instance_volume:
         volumes.append({"name": args.instance_volume, "host_path": INSTANCE_DIR})
     if args.state_volume:

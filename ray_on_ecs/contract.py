@@ -18,6 +18,10 @@ RUNS_PREFIX = "runs"
 # Seconds that a run waits for its workers: a new instance takes minutes, and longer if GPUs are scarce.
 WORKER_TIMEOUT = 1800
 
+# Folder of the stack's file systems on every node, and the names of two of them; the others are folders of S3.
+MOUNTS_DIR = "/mnt"
+FSX_MOUNT, EFS_MOUNT = "fsx", "efs"
+
 # Environment variables of the containers: the CloudWatch namespace of the stack; `true` if it can have CPU workers; the
 # folder of the head's state; the SSM parameter with the cluster info; the head's DNS name; the file with the instance's
 # type, zone and market; and the prefix and the KMS key of the SSM parameters with runs' secrets.

@@ -26,7 +26,7 @@ PLACEHOLDERS = {
     "KEY_ID": 36 * "0",
     "SECRET_NAME": 64 * "s",
 }
-FILES = ("deployer", "deployer-instances", "deployer-sleep")
+FILES = ("deployer", "deployer-instances", "deployer-sleep", "deployer-file-systems")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
 # Actions that tag and untag: the AWS provider puts its default tags on all taggable resources.
 TAGGING = {
@@ -150,6 +150,19 @@ ACTIONS: dict[str, dict[str, str]] = {
     "aws:ecs/taskDefinition:TaskDefinition": {
         "ecs": f"DeregisterTaskDefinition DescribeTaskDefinition RegisterTaskDefinition {TAGGED}",
         "iam": "PassRole",
+    },
+    # The caller also creates and fills the role by which FSx reaches the bucket.
+    # https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
+    "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation": {
+        "fsx": (
+            "CreateDataRepositoryAssociation DeleteDataRepositoryAssociation DescribeDataRepositoryAssociations "
+            f"UpdateDataRepositoryAssociation {TAGGED}"
+        ),
+        "iam": "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy",
+    },
+    "aws:fsx/lustreFileSystem:LustreFileSystem": {
+        "fsx": f"CreateFileSystem DeleteFileSystem DescribeFileSystems UpdateFileSystem {TAGGED}",
+        "iam": "CreateServiceLinkedRole",
     },
     "aws:iam/instanceProfile:InstanceProfile": {
         "iam": (
@@ -307,7 +320,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
     },
     "aws:ssm/getParameter:getParameter": {"ssm": "GetParameter"},
-    # infra/config/buckets.py, prices.py and code_build.py, and infra/image_build.py, with boto3
+    # infra/config/buckets.py, prices.py, file_systems.py and code_build.py, and infra/image_build.py, with boto3
     "buckets": {
         "s3": (
             "GetBucketObjectLockConfiguration GetBucketVersioning GetEncryptionConfiguration GetLifecycleConfiguration "
@@ -320,6 +333,11 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "kms": "GenerateDataKey",
         "logs": "GetLogEvents",
         "s3": "DeleteObject PutObject",
+    },
+    "file systems": {
+        "ec2": "DescribeNetworkInterfaces",
+        "elasticfilesystem": "DescribeFileSystems DescribeMountTargets",
+        "fsx": "DescribeFileSystems",
     },
     "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
 }
@@ -351,7 +369,7 @@ def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     assert {name for name in types if not name.startswith("ray-on-ecs:")} == ACTIONS.keys()
     previews = [deploy(preview=True), deploy(preview=True, is_up=True)]
     asked = {token for cloud in [*clouds, *previews] for token, _ in cloud.calls}
-    assert asked | {"buckets", "builds", "prices"} == QUESTIONS.keys()
+    assert asked | {"buckets", "builds", "file systems", "prices"} == QUESTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])
@@ -395,7 +413,8 @@ def test_named_resources_have_the_prefix_of_the_cluster() -> None:
         service, verb = action.split(":")
         if service in NAMED and not verb.startswith(("Describe", "Get", "List")) and action not in UNNAMED:
             for resource in as_list(statement["Resource"]):
-                assert f"{CLUSTER}-*" in resource, f"{action} reaches {resource}"
+                is_of_aws = ":role/aws-service-role/" in resource
+                assert is_of_aws or f"{CLUSTER}-*" in resource, f"{action} reaches {resource}"
 
 
 def test_names_of_the_program_match_the_policies(clouds: list[Cloud]) -> None:

@@ -106,6 +106,14 @@ class RayClusterArgs:
     """Days to keep noncurrent versions of overwritten and deleted objects; 0 keeps none."""
     data_buckets: Annotated[Sequence[Text], rules.data_buckets] = ()
     """S3 buckets that training may also read, each as bucket or bucket/prefix."""
+    mounts: Annotated[Mapping[str, str], rules.mounts] = field(default_factory=dict)
+    """Folders of S3 that all nodes read as /mnt/NAME, through Mountpoint, each NAME=s3://bucket/prefix."""
+    fsx_lustre: Annotated[str, rules.file_system] = ""
+    """Existing FSx for Lustre file system in vpc_id, which all nodes mount as /mnt/fsx, e.g. fs-0123456789abcdef0."""
+    fsx_lustre_gib: Annotated[int, rules.lustre_gib] = 0
+    """Capacity in GiB of a new FSx for Lustre file system as /mnt/fsx, linked to fsx/ in the bucket; 0 for none."""
+    efs: Annotated[str, rules.file_system] = ""
+    """Existing EFS file system in vpc_id, which all nodes mount as /mnt/efs, e.g. fs-0123456789abcdef0."""
     job_secrets: Annotated[Sequence[Text], rules.secret_arn] = ()
     """ARNs of Secrets Manager secrets that jobs may read with --secret NAME=ARN."""
     environment: Annotated[Mapping[str, Text], rules.environment] = field(default_factory=dict)

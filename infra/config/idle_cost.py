@@ -37,6 +37,8 @@ ADDRESS_USD = 0.005
 IMAGE_GB, ECR_USD = 3.3, 0.10
 # The hosted zone of AWS Cloud Map's namespace. https://aws.amazon.com/cloud-map/pricing/ and /route53/pricing/
 ZONE_USD = 0.50
+# A GB of FSx for Lustre, as infra/file_system.py creates it, in us-west-2. https://aws.amazon.com/fsx/lustre/pricing/
+LUSTRE_USD = 0.145
 # A metric, which costs only the hours in which it has values; a metric in an alarm, and in one of high resolution; and
 # a dashboard. https://aws.amazon.com/cloudwatch/pricing/
 METRIC_USD, ALARM_USD, FAST_ALARM_USD, DASHBOARD_USD = 0.30, 0.10, 0.30, 3.0
@@ -111,6 +113,8 @@ def look_up(
     if not args.image_uri:
         idle["image"] = IMAGE_GB * ECR_USD / HOURS_OF_MONTH
     idle["service discovery"] = ZONE_USD / HOURS_OF_MONTH
+    if args.fsx_lustre_gib:
+        idle["FSx for Lustre"] = args.fsx_lustre_gib * LUSTRE_USD / HOURS_OF_MONTH
     rounded = {part: usd and round(usd, 6) for part, usd in idle.items()}
     if not sleeps:
         return Costs(idle=rounded)

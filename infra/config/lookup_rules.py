@@ -286,3 +286,33 @@ def instance_type(usages: Collection[str], *, grouped: bool) -> list[Rule]:
         Rule("supported_usages_classes", set(usages).issubset, problem),
         Rule("supported_placement_strategies gpuses", is_fit, "can't be in a cluster placement group"),
     ]
+
+
+def lustre(vpc_id: str, zones: Collection[str]) -> list[Rule]:
+    """Rules for a file system of FSx in the VPC of the nodes; traffic between zones is charged."""
+    return [
+        Rule("kind", ("LUSTRE",), "is of type {}", "use one of FSx for Lustre"),
+        Rule("lifecycle", ("AVAILABLE", "UPDATING"), "is {}", "wait for it, or use another"),
+        *_in_vpc(vpc_id),
+        Rule("group_ids", bool, "has no network interface with a security group", "use another"),
+        warning("zones", set(zones).issubset, "is in {}, and nodes in other zones pay for their traffic"),
+    ]
+
+
+def efs(vpc_id: str, zones: Collection[str]) -> list[Rule]:
+    """Rules for a file system of EFS, which a node reaches through the mount target in its zone.
+
+    https://docs.aws.amazon.com/efs/latest/ug/mounting-fs-mount-helper-ec2-linux.html
+    """
+    needed = " and ".join(sorted(zones))
+    return [
+        Rule("lifecycle", ("available", "updating"), "is {}", "wait for it, or use another"),
+        Rule("group_ids", bool, "has no mount target", f"create one in each zone of the nodes ({needed})"),
+        *_in_vpc(vpc_id),
+        Rule("zones", set(zones).issubset, "has available mount targets in {} alone", f"create one in {needed}, too"),
+    ]
+
+
+def _in_vpc(vpc_id: str) -> list[Rule]:
+    """Rule for the VPC, unless the same program creates it."""
+    return [Rule("vpc_id", (vpc_id,), "is in {}", f"use one in {vpc_id}")] if vpc_id else []

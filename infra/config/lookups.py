@@ -185,13 +185,15 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
     conditions = rules.bucket(region, is_warning=args.nat_gateway or bool(args.vpc_id))
-    to_use = "set kms_key_arn to that key, or add a policy to task_policy_arns"
+    to_use = "set kms_key_arn to that key, or add a policy to task_policy_arns, of mounts to instance_policy_arns"
     of_facts = rules.DATA_BUCKET + rules.encryption("kms_key", key, to_use, is_warning=True)
-    for source in _known(*args.data_buckets):
+    sources = [("data_buckets", source, source) for source in _known(*args.data_buckets)]
+    sources += [("mounts", address, address.removeprefix("s3://")) for address in args.mounts.values()]
+    for field, shown, source in sources:
         name, hint = source.partition("/")[0], "use existing buckets"
-        yield Question("data_buckets", source, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
+        yield Question(field, shown, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
         facts = partial(buckets.Facts, name, region, caller.account, buckets.OF_DATA)
-        yield Question("data_buckets", source, "s3:GetEncryptionConfiguration", facts, of_facts, hint, IGNORE, IGNORE)
+        yield Question(field, shown, "s3:GetEncryptionConfiguration", facts, of_facts, hint, IGNORE, IGNORE)
 
 
 def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[str]:

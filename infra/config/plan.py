@@ -12,8 +12,9 @@ from itertools import chain
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, efa, idle_cost, limits, lookups, prices, quotas, rules
+from infra.config import docker, efa, file_systems, idle_cost, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
+from infra.config.file_systems import FileSystemPlan
 from infra.config.idle_cost import Costs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
@@ -37,6 +38,7 @@ class Plan:
         image_uri: Training image, pinned by its digest where that is known; empty to build one.
         image_builder: `local` or `codebuild`; empty with an image.
         default_tags: Default tags of the AWS provider.
+        file_systems: File systems that all nodes mount.
         costs: USD per hour without workers, by part; None without the head's price.
         image_problem: Reason why this machine can't build the image.
         network_problem: Reason why AWS would refuse another network.
@@ -49,6 +51,7 @@ class Plan:
     image_uri: pulumi.Input[str]
     image_builder: str
     default_tags: Mapping[str, str]
+    file_systems: FileSystemPlan
     costs: Costs | None
     image_problem: SettingError | None
     network_problem: SettingError | None
@@ -82,6 +85,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     location = locate(args, caller, existing, opts)
     nodes = _nodes(args, location, opts)
     lookups.check_machine_images(args, nodes.values(), opts)
+    existing_file_systems = file_systems.look_up(args, location, nodes, opts)
     if args.check_quotas:
         network_problem = quotas.check(
             caller.region,
@@ -115,6 +119,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         image_uri=image_uri,
         image_builder=image_builder,
         default_tags=tags,
+        file_systems=existing_file_systems,
         costs=costs,
         image_problem=image_problem,
         network_problem=network_problem,

@@ -18,7 +18,7 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError, warn
 from infra.tags import TAG_PREFIX
 from infra.types import known
-from ray_on_ecs.contract import field_of
+from ray_on_ecs.contract import EFS_MOUNT, FSX_MOUNT, MOUNTS_DIR, field_of
 
 if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
@@ -46,8 +46,14 @@ SHORTEST_SLEEP_MINUTES = 15
 EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+OF_BUCKET = "use the name of a bucket, without s3:// and wildcards; only data_buckets take bucket/prefix"
 # General purpose buckets can't have the names of access points and of other kinds of buckets, nor of IP addresses.
 RESERVED_BUCKET = r"(xn--|sthree-|amzn-s3-demo-).*|.*(-s3alias|--ol-s3|\.mrap|--x-s3|--table-s3)|(\d+\.){3}\d+|.*\.\..*"
+# Of a folder below MOUNTS_DIR; and an ID of FSx and EFS, of which both have two lengths.
+MOUNT = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+# Of all mounts together, as they are in an instance's user data (16 KiB) and in its role's inline policies (10,240).
+LONGEST_MOUNTS = 8000
+FILE_SYSTEM = r"fs-[0-9a-f]{8,17}"
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
 POLICY_ARN = r"arn:[\w-]+:iam::(\d{12}|aws):policy/[\w+=,.@/-]+"
 SECRET_ARN = r"arn:[\w-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@!-]+"
@@ -171,12 +177,47 @@ def data_buckets(field: str, values: Sequence[str]) -> None:
         _check_bucket(field, value, name, prefix)
 
 
-def _check_bucket(field: str, value: str, name: str, prefix: str) -> None:
+def mounts(field: str, values: Mapping[str, str]) -> None:
+    """Folders of S3 by the names of their folders on the nodes."""
+    for name, address in values.items():
+        if not re.fullmatch(MOUNT, name):
+            hint = "use up to 32 letters, digits and hyphens, e.g. data=s3://my-data/faces"
+            raise SettingError(field, name, "is not a name of a mount", hint)
+        if name in (FSX_MOUNT, EFS_MOUNT):
+            key = "fsx_lustre" if name == FSX_MOUNT else name
+            hint = f"use another name: {MOUNTS_DIR}/{name} is that of {key}"
+            raise SettingError(field, name, "is a reserved name", hint)
+        bucket, _, prefix = address.removeprefix("s3://").partition("/")
+        shown, hint = f"{name}={address}", f"use e.g. {name}=s3://my-data/faces"
+        if not address.startswith("s3://") or not address.isprintable():
+            raise SettingError(field, shown, "is not a folder of S3", hint)
+        _check_bucket(field, shown, bucket, prefix, hint)
+    if sum(250 + 6 * len(name) + 4 * len(address) for name, address in values.items()) > LONGEST_MOUNTS:
+        problem = "are too many or too long for the instances' user data and role"
+        raise SettingError(field, f"{len(values)} folders", problem, "use fewer, e.g. a prefix that several share")
+
+
+def file_system(field: str, value: str) -> None:
+    """ID of a file system of FSx or EFS, or empty."""
+    if value and not re.fullmatch(FILE_SYSTEM, value):
+        hint = "use its ID, e.g. fs-0123456789abcdef0; all nodes mount its root folder"
+        raise SettingError(field, value, "is not the ID of a file system", hint)
+
+
+def lustre_gib(field: str, value: int) -> None:
+    """A capacity of FSx for Lustre, PERSISTENT_2 on SSD, or 0 for none.
+
+    https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
+    """
+    if value and value != 1200 and (value < 2400 or value % 2400):
+        raise SettingError(field, value, "is not a capacity of FSx for Lustre", "use 1200, 2400 or a multiple of 2400")
+
+
+def _check_bucket(field: str, value: str, name: str, prefix: str, hint: str = OF_BUCKET) -> None:
     if re.fullmatch(RESERVED_BUCKET, name):
         problem = "is a directory bucket, an access point or another name that S3 reserves"
         raise SettingError(field, value, problem, "use the name of a general purpose bucket")
     if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
-        hint = "use the name of a bucket, without s3:// and wildcards; only data_buckets take bucket/prefix"
         raise SettingError(field, value, "is not an S3 bucket", hint)
 
 
@@ -282,6 +323,10 @@ def combinations(args: RayClusterArgs) -> None:
             problem = "replaces the NAT gateway, and nat_gateway (false) wants no internet access"
             raise SettingError("nat_instance", True, problem, "leave out one of the two")
         _exclude(args, "nat_instance", "vpc_id", "leave it out: an existing VPC keeps its way to the internet")
+    for name in ("fsx_lustre", "efs"):
+        _require(args, name, "vpc_id", "nodes reach a file system in its VPC alone")
+    if args.fsx_lustre_gib:
+        _exclude(args, "fsx_lustre_gib", "fsx_lustre", "leave out one of the two: both would be /mnt/fsx")
     for name in ("retain_bucket", "object_version_days"):
         if getattr(args, name):
             _exclude(args, name, "bucket_name", "leave it out: the stack does not change an existing bucket")

@@ -31,6 +31,8 @@ TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}  # nosec B108 # a volume of 
 STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 # Description of the instance, for the labels of its Ray node.
 INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
+# Folder of the instance with its file systems: the same in all stacks, so that another file system changes no task.
+MOUNTS_VOLUME = {"mounts": contract.MOUNTS_DIR}
 USER = "1000:1000"
 Container = dict[str, Any]
 
@@ -89,7 +91,7 @@ def head(
         command="ray-head",
         flags=["--num-cpus=0", "--num-gpus=0"],
         environment=environment,
-        volumes={**TASK_VOLUMES, STATE_VOLUME: STATE_DIR},
+        volumes={**TASK_VOLUMES, **MOUNTS_VOLUME, STATE_VOLUME: STATE_DIR},
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
         drain_seconds=HEAD_DRAIN_SECONDS,
@@ -112,7 +114,7 @@ def worker(common: ContainerDefaults, *, head_host: str, pool: str, efa_devices:
             contract.HEAD_HOST_VARIABLE: head_host,
             **({contract.NODE_GROUP_VARIABLE: label} if label else {}),
         },
-        volumes=TASK_VOLUMES,
+        volumes={**TASK_VOLUMES, **MOUNTS_VOLUME},
         reads={INSTANCE_VOLUME: INSTANCE_MOUNT},
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,

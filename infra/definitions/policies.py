@@ -134,6 +134,11 @@ def session_manager(instances_arn: str) -> Policy:
     return _policy(_allow(["ssm:UpdateInstanceInformation"], instances_arn), _allow(list(SESSION_MANAGER), "*"))
 
 
+def mounted(partition: str, sources: Sequence[str], kms_key_arn: str = "") -> Policy:
+    """Policy of an instance that mounts folders of S3, each `bucket` or `bucket/prefix`: read these alone."""
+    return _policy(*_read(partition, sources), *_use_key(kms_key_arn, ["kms:Decrypt"], "s3"))
+
+
 def nat_instance(*, interface_arn: str, profile_arn: str) -> Policy:
     """Policy of the NAT instance: attach this interface, to an instance with its instance profile.
 

@@ -111,8 +111,10 @@ def machine_image(*, gpu: bool) -> str:
     return RESOLVE + AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
-def user_data(cluster_name: str, *, efa_devices: int = 0, local_disks: bool = False) -> str:
+def user_data(cluster_name: str, mounts: str = "", *, efa_devices: int = 0, local_disks: bool = False) -> str:
     """User data script, which configures the ECS agent at the first boot, and local disks before it starts.
+
+    `mounts` are the commands that mount file systems, which come first: an instance without them does not join.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     """
@@ -143,4 +145,5 @@ def user_data(cluster_name: str, *, efa_devices: int = 0, local_disks: bool = Fa
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
     driver = [load_driver(efa_devices)] if efa_devices else []
     disks = [move_docker()] if local_disks else []
-    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, *driver, *notices, unit, *disks])
+    first = ["#!/bin/bash", *([mounts] if mounts else [])]
+    return "\n".join([*first, *configure, DESCRIBE_INSTANCE, *driver, *notices, unit, *disks])

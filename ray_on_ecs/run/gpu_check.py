@@ -31,13 +31,13 @@ def stop_node_if_gpus_fail() -> bool:
         gpus.check(len([device for device in devices if device]))
     except GpuError as fault:
         # Memory that a process of the last start still holds is not a fault.
-        return "out of memory" not in str(fault) and _stop_node(one_line(fault))
+        return "out of memory" not in str(fault) and stop_node(one_line(fault))
     except (NodeError, OSError):  # a fault of the image or the machine, which the script's own error names
         return False
     return False
 
 
-def _stop_node(fault: str) -> bool:
+def stop_node(fault: str) -> bool:
     """Ask this node's `ray-worker` to stop, as ECS does: Ray drains the node; return False if that is not possible."""
     try:
         for process in psutil.Process().parents():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.storage import filesystem
+from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
@@ -31,7 +32,12 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     if address.startswith(OTHER_RUN):
         address = _files_of(address.removeprefix(OTHER_RUN), f"{name}={source}", storage)
     try:
-        files = filesystem.files_by_name(*filesystem.open_filesystem(address))
+        store, path = filesystem.open_filesystem(address)
+        if isinstance(store, Disk):
+            if not store.has_files(path):
+                raise FileNotFoundError("not found, or empty")
+            return prefix + address
+        files = filesystem.files_by_name(store, path)
         if not files:
             raise FileNotFoundError("not found, or empty")
     except (OSError, ValueError) as cause:
@@ -39,7 +45,7 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
             f"--input: {name}={source} can't be read ({short_reason(cause)}); give a folder, s3://bucket/prefix or "
             "run:NAME of a run with files"
         ) from cause
-    if "://" in address and not prefix:
+    if not prefix:
         filesystem.check_names(f"{name}={source}", files, "--input", _hint(address))
     return prefix + address
 
@@ -80,10 +86,14 @@ def fetch(address: str) -> str:
     """
     if address.startswith(STREAM):
         return address.removeprefix(STREAM)
-    if "://" not in address and not os.path.exists(address):
+    try:
+        if "://" not in address:
+            os.stat(address)  # a mount that has lost its process is an OSError, which is not the user's mistake
+    except (FileNotFoundError, NotADirectoryError) as cause:
         raise UsageError(
-            f"--input: {address} is not on every node; give s3://bucket/prefix, or a folder that all nodes share"
-        )
+            f"--input: {address} is not on every node; give s3://bucket/prefix, or a folder that all nodes share "
+            "(instances that are older than a mount of the stack lack it until they scale in)"
+        ) from cause
     return str(filesystem.fetch(address, "--input", _hint(address)))
 
 

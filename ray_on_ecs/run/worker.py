@@ -27,7 +27,7 @@ from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.node import notice
 from ray_on_ecs.node.labels import instance_id
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run import collectives, gpu_check, inputs, nccl_interface, packages, tcp_store
+from ray_on_ecs.run import collectives, gpu_check, inputs, mount_check, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
@@ -183,7 +183,7 @@ class ScriptWorker:
                 self._reset_folder()
             self.exchange.begin(generation)
             if self._is_first_of_node and is_restart:
-                self._leave_if_gpus_fail()
+                self._leave_if_node_fails()
             is_restart = True
             self._run_once(environment)
         if self._is_first_of_node and directive.others_follow:
@@ -194,6 +194,8 @@ class ScriptWorker:
     def _prepare_node(self) -> ScriptEnvironment:
         """Bring the code, the packages, the secrets and the inputs to this node."""
         self._storage.check_shared()
+        if self._is_first_of_node:
+            mount_check.stop_node_if_mounts_fail()
         # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
         values = secrets.read_on_node(self._config.secret, self._storage.uri)
         logs.mask_by(secrets.Masker(values.values()))
@@ -352,9 +354,10 @@ class ScriptWorker:
         wait_for_end(self._lock, GRACE_SECONDS + KILL_SECONDS)
         self._run_folder.reset()
 
-    def _leave_if_gpus_fail(self) -> None:
+    def _leave_if_node_fails(self) -> None:
         """Wait for the end of this start if this node stops; the driver looks for draining nodes every second."""
-        if self._settings.use_gpu and gpu_check.stop_node_if_gpus_fail():
+        stops = self._settings.use_gpu and gpu_check.stop_node_if_gpus_fail()
+        if stops or mount_check.stop_node_if_mounts_fail():
             waits_until = time.monotonic() + DRAIN_SECONDS
             while self.exchange.is_to_run and time.monotonic() < waits_until:
                 self._wait(1.0)

@@ -162,8 +162,8 @@ def _unregistered(nodes: Nodes, now: datetime) -> str:
         return ""
     return (
         f"{len(missing)} of {counted(len(running), 'instance')} that EC2 runs and bills did not join ECS within "
-        f"{minutes(SLOW)}: the AMI is not one of ECS, or the network does not reach ECS; {states.NETWORK}; aws ec2 "
-        f"get-console-output --instance-id {missing[0]} shows the boot"
+        f"{minutes(SLOW)}: the AMI is not one of ECS, a mount fails, or the network does not reach ECS; "
+        f"{states.NETWORK}; aws ec2 get-console-output --instance-id {missing[0]} shows the boot"
     )
 
 

@@ -79,6 +79,10 @@ class Disk:
                     found.files[name] = _stored(entry.path, entry.stat())
         return Listing(dict(sorted(found.files.items())), sorted(found.folders), found.now)
 
+    def has_files(self, path: str) -> bool:
+        """Return whether a path is a file, or has one below it; the first is enough, as there may be millions."""
+        return bool(self.find(path)) or any(entry.is_file() for _, entry in _entries(path, "", (), recursive=True))
+
     def read(self, path: str, start: int = 0, size: int | None = None, version: str = "") -> bytes:
         """Read a file, or a part of it; FileNotFoundError if it is missing, and Changed if it has another version."""
         with open(path, "rb") as file:

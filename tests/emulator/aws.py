@@ -46,6 +46,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.ssm.models import ParameterDict, ssm_backends
 
 from tests.aws import environment, moto_server
+from tests.emulator import file_systems
 from tests.emulator.monitor import ACCOUNT
 
 # On-demand Linux in USD an hour, rounded, and other products of the price list.
@@ -93,6 +94,7 @@ def create_prerequisites() -> None:
     SERVICE_NAME_CONVERSION.update({"ecs": "ECS", "spot": "EC2Spot"})
     for service in ("autoscaling", "ecs", "spot"):
         iam.create_service_linked_role(AWSServiceName=f"{service}.amazonaws.com")
+    file_systems.create(os.environ["AWS_REGION"])
 
 
 def inventory() -> set[str]:

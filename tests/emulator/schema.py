@@ -14,6 +14,8 @@ ARGUMENTS = {
     ("aws_cloudwatch_metric_alarm", "name"): "alarm_name",
     ("aws_sns_topic_subscription", "topic"): "topic_arn",
 }
+# Lists of the provider that take only one value, and are that value in Pulumi.
+SINGLE = {("aws_fsx_lustre_file_system", "subnet_ids")}
 # The argument that Pulumi derives from the logical name where the program gives none, if it is not `name`.
 NAMES = {"aws_cloudwatch_metric_alarm": "alarm_name", "aws_s3_bucket": "bucket"}
 
@@ -66,7 +68,7 @@ def arguments(block: Block, kind: str, inputs: dict[str, Any], problems: list[st
             attribute = block["attributes"][name]
             if attribute.get("computed") and not attribute.get("optional"):
                 problems.append(f"{place}: read-only")
-            converted[name] = value
+            converted[name] = [value] if (kind, name) in SINGLE else value
         elif isinstance(value, list) or name in block.get("block_types", {}):
             items = value if isinstance(value, list) else [value]
             converted[name] = [arguments(inner, name, item, problems, place) for item in items]

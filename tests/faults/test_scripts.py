@@ -26,6 +26,7 @@ names = ("RANK", "WORLD_SIZE") if "RANK" in os.environ else ("OMPI_COMM_WORLD_RA
 rank, size = (int(os.environ[name]) for name in names)
 step = json.loads(file.read_text())["step"] if file.exists() else 0
 print(f"rank {rank} begins at step {step}, {size} workers")
+data = os.environ.get("INPUT_DATA")
 
 def save():
     if rank == 0:
@@ -36,6 +37,8 @@ stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
 while step < 60:
     time.sleep(0.4)
+    if data:
+        Path(data, "part").read_bytes()
     step += 1
     ray_on_ecs.progress(step)
     ray_on_ecs.log(value=step)
@@ -148,8 +151,11 @@ def test_script_saves_and_resumes_after_its_node_drains(start: Start, cluster: L
     assert_complete(run)
 
 
-def test_script_of_a_dead_node_resumes_from_storage(start: Start, cluster: LocalCluster) -> None:
-    run = start("killed")
+def test_script_of_a_dead_node_resumes_from_storage(start: Start, cluster: LocalCluster, tmp_path: Path) -> None:
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    (mount / "part").touch()
+    run = start("killed", "--input", f"DATA={mount}")
     run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)
     assert run.finish() == 0, run.log

@@ -22,11 +22,12 @@ import pulumi
 from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import buckets, code_build, docker, prices
+from infra.config import buckets, code_build, docker, file_systems, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
 from infra.types import NodeSpec, Price
 from ray_on_ecs.contract import gpu_name
+from tests.infra.fake_file_systems import FakeFileSystems
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 # Logical name of the cluster in __main__.py.
@@ -156,6 +157,7 @@ class Cloud(mocks.Mocks):
             environment,
             clients,
             s3,
+            mock.patch.object(file_systems, "client", FakeFileSystems().client),
             no_docker,
             builds,
             mock.patch.object(pulumi.log, "info", self.messages.append),

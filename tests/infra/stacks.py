@@ -12,6 +12,7 @@ import pulumi
 import pytest
 
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, Cloud
+from tests.infra.fake_file_systems import EFS, LUSTRE
 
 ROOT = Path(__file__).parents[2]
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b"
@@ -88,6 +89,9 @@ STACKS: dict[str, dict[str, Any]] = {
             "dataBuckets": "my-data",
             "taskPolicyArns": ",".join(TASK_POLICIES),
             "kmsKeyArn": KEY,
+            "mounts": "data=s3://my-data/faces",
+            "fsxLustre": LUSTRE,
+            "efs": EFS,
         },
         "prices": {},
     },
@@ -108,6 +112,7 @@ STACKS: dict[str, dict[str, Any]] = {
             "instancePolicyArns": INSTANCE_POLICY,
             "imageBuild": "codebuild",
             "retainBucket": "true",
+            "fsxLustreGib": "1200",
             "rotateToken": "2026-11",
             "redeployWorkers": "again",
         },

@@ -100,6 +100,25 @@ BAD = [
     ("dataBuckets", "my-data--usw2-az1--x-s3", "is a directory bucket"),
     ("dataBuckets", "My_Data", "is not an S3 bucket"),
     ("dataBuckets", "my-data/*", "is not an S3 bucket"),
+    *(
+        ("mounts", f"{name}=s3://my-data", "is not a name of a mount")
+        for name in ("a_b", "-a", "a-", "a/b", ".", 33 * "a")
+    ),
+    *(("mounts", f"{name}=s3://my-data", "is a reserved name") for name in ("fsx", "efs")),
+    *(
+        ("mounts", f"data={address}", "is not a folder of S3")
+        for address in ("my-data/faces", "/data", "S3://my-data", "s3:/my-data", "https://my-data", "", "fs-01234567")
+    ),
+    *(
+        ("mounts", f"data={address}", "is not an S3 bucket")
+        for address in ("s3://", "s3:///faces", "s3://My_Data", "s3://my-data//a", "s3://my-data/*", "s3://my-data/a b")
+    ),
+    ("mounts", "data=s3://my-data--usw2-az1--x-s3", "is a directory bucket"),
+    *(("fsxLustre", name, "is not the ID of a file system") for name in ("fs-1", "fsap-0123456789abcdef0", "my-fs")),
+    *(("efs", name, "is not the ID of a file system") for name in ("fs-01234567:/", "fs-01234567.efs", "FS-01234567")),
+    *(("fsxLustreGib", gib, "is not a capacity") for gib in ("1", "600", "1199", "1201", "3600", "-1200")),
+    ("fsxLustre", "fs-01234567", "requires vpcId"),
+    ("efs", "fs-01234567", "requires vpcId"),
     ("rootVolumeGib", "30", "must be 50"),
     ("rootVolumeGib", "99999", "must be 50"),
     ("rootVolumeGib", "big", "is not an integer"),
@@ -167,6 +186,13 @@ GOOD: dict[str, tuple[str, Any]] = {
     "retain_bucket": ("true", True),
     "object_version_days": ("30", 30),
     "data_buckets": ("my-data, other.data/images/2026,", ("my-data", "other.data/images/2026")),
+    "mounts": (
+        "data=s3://my-data/year=2026, All-1=s3://other",
+        {"data": "s3://my-data/year=2026", "All-1": "s3://other"},
+    ),
+    "fsx_lustre": ("", ""),
+    "fsx_lustre_gib": ("4800", 4800),
+    "efs": ("", ""),
     "job_secrets": (f"{SECRET}:hf-AbCdEf, {SECRET}:team/wandb-1", (f"{SECRET}:hf-AbCdEf", f"{SECRET}:team/wandb-1")),
     "environment": ("HF_HOME=/tmp/hf, NCCL_DEBUG=INFO", {"HF_HOME": "/tmp/hf", "NCCL_DEBUG": "INFO"}),
     "root_volume_gib": ("200", 200),
@@ -638,3 +664,9 @@ def test_cpu_workers_scale_as_workers_do(cloud: Cloud) -> None:
 
 def test_workers_can_be_withdrawn_whatever_their_market(cloud: Cloud) -> None:
     assert load(cloud, workerCount="0", spot="true", onDemandWorkers="1").scale("default").max_count == 0
+
+
+def test_two_file_systems_for_one_folder_are_refused() -> None:
+    network: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ["subnet-0c2d"]}
+    with pytest.raises(SettingError, match=r"^fsx_lustre_gib: 1200 cannot be combined with fsx_lustre \(fs-01234567\)"):
+        RayClusterArgs(**network, fsx_lustre="fs-01234567", fsx_lustre_gib=1200)

@@ -600,7 +600,8 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
     assert cloud.messages == [
         "head: 1 x m5.large, 1 on demand, at most 1.00 USD per hour",
         "pool default: 2 x g5.xlarge with 250 GB local disks, 2 on demand, at most 4.00 USD per hour",
-        "pool h100: 2 x p5.48xlarge with 32 EFA each and 30,400 GB local disks, 1 on spot and 1 on demand, at most 100.00 USD per hour",
+        "pool h100: 2 x p5.48xlarge with 32 EFA each and 30,400 GB local disks, 1 on spot and 1 on demand, "
+        "at most 100.00 USD per hour",
         "pool prepare: 2 x c6i.2xlarge (CPU workers), 2 on demand, at most 1.00 USD per hour",
         "pool s: 3 x p5.48xlarge with 32 EFA each and 30,400 GB local disks, 3 on spot, at most 150.00 USD per hour",
         "all instances: at most 256.00 USD per hour",

@@ -1,5 +1,6 @@
 """Inputs: of a disk, a bucket and another run; on this node before the script starts."""
 
+import errno
 import hashlib
 import itertools
 import shutil
@@ -211,3 +212,19 @@ def test_input_larger_than_the_disk_is_refused(storage: RunStorage, monkeypatch:
     monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder: usage(filesystem.SPARE_BYTES + 2))
     with pytest.raises(UsageError, match=rf"there is room for 0.0 GiB .* give stream:s3://{BUCKET}/data"):
         inputs.fetch(f"s3://{BUCKET}/data")
+
+
+def test_first_file_of_a_shared_folder_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faces" / "0").mkdir(parents=True)
+    (tmp_path / "faces" / "0" / "a.jpg").touch()
+    monkeypatch.setattr(Disk, "listing", None)
+    assert inputs.resolve("data", str(tmp_path / "faces"), RunStorage.open(str(tmp_path), "mine"))
+
+
+def test_dead_mount_is_not_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead(path: str) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", path)
+
+    monkeypatch.setattr(inputs.os, "stat", dead)
+    with pytest.raises(OSError, match="Transport endpoint"):
+        inputs.fetch("/mnt/data/faces")

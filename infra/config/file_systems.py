@@ -1,0 +1,94 @@
+"""Existing file systems of FSx for Lustre and EFS: AWS's answers by boto3, as the provider has no data source for them.
+
+https://docs.aws.amazon.com/fsx/latest/APIReference/API_DescribeFileSystems.html
+https://docs.aws.amazon.com/efs/latest/ug/API_DescribeMountTargets.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from infra.config import lookup_rules as rules
+from infra.config.clients import client
+from infra.config.lookups import REFUSE, Options, Question, ask_all
+from infra.definitions.mounts import LustreFileSystem, Mounts
+from infra.types import Location, NodeSpec, known
+
+if TYPE_CHECKING:
+    from infra.config.args import RayClusterArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSystemPlan:
+    """File systems of the nodes, and security groups that have to admit the instances to the existing ones."""
+
+    mounts: Mounts = field(default_factory=Mounts)
+    lustre_group_id: str = ""
+    efs_group_ids: tuple[str, ...] = ()
+
+
+def look_up(
+    args: RayClusterArgs, location: Location, nodes: Mapping[str, NodeSpec], opts: Options = None
+) -> FileSystemPlan:
+    """Look up the file systems that settings name; SettingError if one is unfit."""
+    zones = {zone for node in nodes.values() for zone in node.zones if node.max_count} or {*location.worker_zones}
+    answers = ask_all(list(_questions(args, location, zones)), opts)
+    lustre = next(answers) if args.fsx_lustre else None
+    efs = next(answers) if args.efs else None
+    s3 = {name: address.removeprefix("s3://") for name, address in sorted(args.mounts.items())}
+    found = LustreFileSystem(dns_name=lustre.dns_name, mount_name=lustre.mount_name) if lustre else None
+    return FileSystemPlan(
+        mounts=Mounts(s3=s3, lustre=found, efs=args.efs),
+        lustre_group_id=lustre.group_ids[0] if lustre else "",
+        efs_group_ids=tuple(sorted({*efs.group_ids})) if efs else (),
+    )
+
+
+def _questions(args: RayClusterArgs, location: Location, zones: set[str]) -> Iterator[Question]:
+    vpc_id = known(args.vpc_id)
+    asked: dict[str, tuple[str, Any, Any]] = {
+        "fsx_lustre": ("fsx:DescribeFileSystems", _lustre, rules.lustre(vpc_id, zones)),
+        "efs": ("elasticfilesystem:DescribeMountTargets", _efs, rules.efs(vpc_id, zones)),
+    }
+    for name, (action, ask, conditions) in asked.items():
+        if file_system := getattr(args, name):
+            call, hint = partial(ask, file_system, location.region), f"use one of this account in {location.region}"
+            yield Question(name, file_system, action, call, conditions, hint, denied=REFUSE)
+
+
+def _lustre(file_system: str, region: str, opts: Options) -> SimpleNamespace:
+    [found] = client("fsx", region).describe_file_systems(FileSystemIds=[file_system])["FileSystems"]
+    interfaces = _interfaces(region, found.get("NetworkInterfaceIds", []))
+    return SimpleNamespace(
+        kind=found["FileSystemType"],
+        lifecycle=found["Lifecycle"],
+        vpc_id=found["VpcId"],
+        dns_name=found.get("DNSName", ""),
+        mount_name=found.get("LustreConfiguration", {}).get("MountName", ""),
+        zones=sorted({each["AvailabilityZone"] for each in interfaces}),
+        group_ids=[group["GroupId"] for each in interfaces for group in each["Groups"]],
+    )
+
+
+def _efs(file_system: str, region: str, opts: Options) -> SimpleNamespace:
+    efs = client("efs", region)
+    [found] = efs.describe_file_systems(FileSystemId=file_system)["FileSystems"]
+    targets = efs.describe_mount_targets(FileSystemId=file_system)["MountTargets"]
+    ids = [target["NetworkInterfaceId"] for target in targets]
+    return SimpleNamespace(
+        lifecycle=found["LifeCycleState"],
+        vpc_id=targets[0]["VpcId"] if targets else None,
+        zones=sorted(each["AvailabilityZoneName"] for each in targets if each["LifeCycleState"] == "available"),
+        group_ids=[each["Groups"][0]["GroupId"] for each in _interfaces(region, ids)],
+    )
+
+
+def _interfaces(region: str, ids: list[str]) -> list[Any]:
+    """Network interfaces, which tell the zones of FSx, and the security groups of both."""
+    if not ids:
+        return []
+    return client("ec2", region).describe_network_interfaces(NetworkInterfaceIds=ids)["NetworkInterfaces"]

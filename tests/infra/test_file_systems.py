@@ -1,0 +1,167 @@
+"""File systems of the nodes: look-ups, security group rules, a new FSx for Lustre, and the instances' permissions."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from infra.config import RayClusterArgs, file_systems
+from infra.config.file_systems import FileSystemPlan
+from infra.definitions.mounts import LustreFileSystem, Mounts
+from infra.errors import SettingError
+from infra.types import Location
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, node_spec
+from tests.infra.fake_file_systems import EFS, GOOD, LUSTRE, VPC, FakeFileSystems
+from tests.infra.stacks import deployed
+
+NETWORK: dict[str, Any] = {"vpc_id": VPC, "subnet_ids": ("subnet-0c2d",)}
+LOCATION = Location(
+    partition="aws", account=ACCOUNT, region=REGION, zones=("us-west-2b",), worker_zones=("us-west-2b",)
+)
+
+
+def look_up(
+    monkeypatch: pytest.MonkeyPatch, *zones: str, answers: dict[str, Any] | None = None, **settings: Any
+) -> FileSystemPlan:
+    """Look up the file systems of these settings, for nodes in these zones."""
+    monkeypatch.setattr(file_systems, "client", FakeFileSystems(answers or {}).client)
+    nodes = {zone: node_spec(zones=(zone,)) for zone in zones or ("us-west-2b",)}
+    return file_systems.look_up(RayClusterArgs(**NETWORK, **settings), LOCATION, nodes)
+
+
+def test_existing_file_systems_are_mounted(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    plan = cloud.run(lambda: look_up(monkeypatch, fsx_lustre=LUSTRE, efs=EFS, mounts={"data": "s3://my-data/faces"}))
+    lustre = LustreFileSystem(dns_name=GOOD["fsx"]["DNSName"], mount_name="abcdefgh")
+    assert plan.mounts == Mounts(s3={"data": "my-data/faces"}, lustre=lustre, efs=EFS)
+    assert (plan.lustre_group_id, plan.efs_group_ids) == ("sg-fsx", ("sg-efs",))
+    assert not warnings
+
+
+TARGET = GOOD["targets"][0]
+UNFIT: list[tuple[str, dict[str, Any], str]] = [
+    ("fsx_lustre", {"fsx": {"FileSystemType": kind}}, f"is of type {kind}; use one of FSx for Lustre")
+    for kind in ("WINDOWS", "ONTAP", "OPENZFS")
+]
+UNFIT += [
+    ("fsx_lustre", {"fsx": {"Lifecycle": state}}, f"is {state}; wait for it, or use another")
+    for state in ("CREATING", "FAILED", "DELETING", "MISCONFIGURED", "MISCONFIGURED_UNAVAILABLE")
+]
+UNFIT += [
+    ("efs", {"efs": {"LifeCycleState": state}}, f"is {state}; wait for it, or use another")
+    for state in ("creating", "deleting", "deleted", "error")
+]
+UNFIT += [
+    ("fsx_lustre", {"fsx": {"VpcId": "vpc-2"}}, f"is in vpc-2; use one in {VPC}"),
+    ("fsx_lustre", {"fsx": {"NetworkInterfaceIds": []}}, "has no network interface with a security group"),
+    ("fsx_lustre", {"fsx": "FileSystemNotFound"}, "could not be found"),
+    ("fsx_lustre", {"fsx": "AccessDeniedException"}, "(fsx:DescribeFileSystems: "),
+    ("fsx_lustre", {"interfaces": "UnauthorizedOperation"}, "(fsx:DescribeFileSystems: "),
+    ("efs", {"targets": []}, "has no mount target; create one in each zone of the nodes (us-west-2b)"),
+    ("efs", {"targets": [{**TARGET, "VpcId": "vpc-2"}]}, f"is in vpc-2; use one in {VPC}"),
+    (
+        "efs",
+        {"targets": [{**TARGET, "AvailabilityZoneName": "us-west-2a"}]},
+        "has available mount targets in us-west-2a",
+    ),
+    ("efs", {"targets": [{**TARGET, "LifeCycleState": "creating"}]}, "create one in us-west-2b, too"),
+    ("efs", {"efs": "FileSystemNotFound"}, "could not be found"),
+    ("efs", {"targets": "AccessDeniedException"}, "(elasticfilesystem:DescribeMountTargets: "),
+]
+
+
+@pytest.mark.parametrize(("field", "answers", "words"), UNFIT)
+def test_unfit_file_system_is_refused(
+    monkeypatch: pytest.MonkeyPatch, field: str, answers: dict[str, Any], words: str
+) -> None:
+    name = {"fsx_lustre": LUSTRE, "efs": EFS}[field]
+    with pytest.raises(SettingError, match=f"^{field}: '{name}' ") as refused:
+        look_up(monkeypatch, answers=answers, **{field: name})
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_lustre_in_another_zone_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    look_up(monkeypatch, "us-west-2a", "us-west-2b", fsx_lustre=LUSTRE)
+    [line] = warnings
+    assert "is in us-west-2b, and nodes in other zones pay for their traffic" in line
+
+
+def test_efs_needs_a_target_in_each_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match="create one in us-west-2a and us-west-2b, too"):
+        look_up(monkeypatch, "us-west-2a", "us-west-2b", efs=EFS)
+
+
+def rules(cloud: Cloud) -> set[tuple[str, str, int, int]]:
+    """Rules of file systems: the group that admits, the admitted one, and the ports."""
+    found = [
+        each.inputs
+        for name, each in cloud.resources.items()
+        if name.startswith("file-systems-") and each.type.endswith("IngressRule")
+    ]
+    keys = ("securityGroupId", "referencedSecurityGroupId", "fromPort", "toPort")
+    return {tuple(each[key] for key in keys) for each in found}
+
+
+def group(cloud: Cloud, name: str) -> str:
+    """ID of a security group of the stack."""
+    return f"{cloud.resources[name].name}-id"
+
+
+def test_rules_admit_instances_to_existing_file_systems() -> None:
+    cloud = deployed("existing network and image")
+    instances = group(cloud, "network-instances-group")
+    lustre = {(988, 988), (1018, 1023)}
+    assert rules(cloud) == {
+        *(("sg-fsx", instances, *ports) for ports in lustre),
+        *((instances, "sg-fsx", *ports) for ports in lustre),
+        ("sg-efs", instances, 2049, 2049),
+    }
+
+
+def test_new_lustre_is_linked_to_the_bucket() -> None:
+    cloud = deployed("large workers")
+    made, link = cloud.resources["file-systems-lustre"], cloud.resources["file-systems-lustre-bucket"].inputs
+    assert made.inputs["storageCapacity"] == 1200
+    assert made.inputs["securityGroupIds"] == [group(cloud, "file-systems-lustre-group")]
+    assert link["dataRepositoryPath"] == "s3://training-bucket/fsx"
+    assert link["fileSystemPath"] == "/"
+    for policy in ("autoImportPolicy", "autoExportPolicy"):
+        assert link["s3"][policy]["events"] == ["NEW", "CHANGED", "DELETED"]
+    servers, instances = group(cloud, "file-systems-lustre-group"), group(cloud, "network-instances-group")
+    pairs = {(admits, admitted) for admits, admitted, *_ in rules(cloud)}
+    assert pairs == {(servers, servers), (servers, instances), (instances, servers)}
+    assert "FSx for Lustre 174.00" in cloud.exports["idle_cost"]
+
+
+def user_data_of(cloud: Cloud, kind: str) -> str:
+    """User data of one kind of node."""
+    return base64.b64decode(cloud.resources[f"{kind}-template"].inputs["userData"]).decode()
+
+
+@pytest.mark.parametrize("kind", ["head", "workers"])
+def test_all_kinds_of_nodes_mount(kind: str) -> None:
+    text = user_data_of(deployed("existing network and image"), kind)
+    assert "--prefix faces/" in text
+    assert f"{LUSTRE}.fsx.us-west-2.amazonaws.com@tcp:/abcdefgh" in text
+    assert f"{EFS}:/" in text
+
+
+@pytest.mark.parametrize("kind", ["head", "workers"])
+def test_instances_read_the_mounted_prefix_alone(kind: str) -> None:
+    cloud = deployed("existing network and image")
+    policy = json.loads(cloud.resources[f"{kind}-instance-mounts"].inputs["policy"])
+    actions = [statement["Action"] for statement in policy["Statement"]]
+    assert actions == [["s3:GetObject"], ["s3:ListBucket"], ["kms:Decrypt"]]
+    objects, listing, _ = policy["Statement"]
+    assert objects["Resource"] == ["arn:aws:s3:::my-data/faces", "arn:aws:s3:::my-data/faces/*"]
+    assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["faces", "faces/*"]}}
+    assert f"{kind}-instance-mounts" in cloud.needs(f"{kind}-group")
+
+
+def test_stack_without_mounts_has_none() -> None:
+    cloud = deployed("default")
+    assert not [name for name in cloud.resources if "mounts" in name or "file-systems" in name]
+    assert "ray-on-ecs-mounts" not in user_data_of(cloud, "head")
