@@ -31,6 +31,8 @@ class WorkerPool(TypedDict, total=False):
     """Number of workers kept on demand when spot is true, in the first zone."""
     root_volume_gib: int
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
+    capacity_reservation_id: str
+    """On-Demand Capacity Reservation or Capacity Block that has all instances, e.g. cr-0123456789abcdef0."""
     # end of the pool's keys
 
 
@@ -60,6 +62,8 @@ class Args(TypedDict, total=False):
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
+    worker_capacity_reservation_id: str
+    """On-Demand Capacity Reservation or Capacity Block that has the GPU workers, e.g. cr-0123456789abcdef0."""
     cpu_worker_instance_types: list[str]
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: int

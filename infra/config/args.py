@@ -62,6 +62,8 @@ class RayClusterArgs:
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
+    worker_capacity_reservation_id: Annotated[str, rules.reservation_id] = ""
+    """On-Demand Capacity Reservation or Capacity Block that has the GPU workers, e.g. cr-0123456789abcdef0."""
     cpu_worker_instance_types: Sequence[str] = ()
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: Annotated[int, rules.at_least_0] = 0
