@@ -190,8 +190,9 @@ def _reserved(nodes: Mapping[str, NodeSpec]) -> list[str]:
         prices_usd = [price.on_demand - node.disk_usd for price in (node.prices or {}).values()]
         cost = per_hour_and_month(reservation.count * max(prices_usd)) if prices_usd else "of unknown price"
         payer = f", to account {reservation.payer}," if reservation.payer else ""
+        instances = f"{reservation.count} x {node.instance_types[0]}"
         texts.append(
-            f"{reservation} ({reservation.count} x {node.instance_types[0]}) is billed{payer} also without instances and after `pulumi destroy`: {cost}, "
+            f"{reservation} ({instances}) is billed{payer} also without instances and after `pulumi destroy`: {cost}, "
             "of which instances in it are a part; `aws ec2 cancel-capacity-reservation` ends it"
         )
     return texts

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ray_on_ecs import pools
-from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, price_of, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS
 from ray_on_ecs.errors import UsageError, counted
@@ -281,7 +281,7 @@ class PoolChoice:
         self._watch = self._watch_of(kind, self._now())
         number = pools.instances_for(self._config.fewest_workers, group, use_gpu=self.uses_gpus)
         types, prices = " or ".join(group["types"]) or "node", self.info["prices"] or {}
-        known = [prices[each] for each in group["types"] if each in prices]
+        known = [usd for each in group["types"] if (usd := price_of(group, each, prices)) is not None]
         usd = f", up to {number * max(known):.2f} USD an hour" if known else ""
         logger.info(f"pool {group['pool']} ({number} x {types} in {_zones(group)}{usd}): {reason}")
         self._note(
@@ -327,6 +327,8 @@ class PoolChoice:
         pool = self.info["groups"][self.kind]["pool"]
         known = {zone for group in groups if group["pool"] == pool for zone in group["zones"]}
         others = [zone for zone in zones_with_capacity(self._watch.refusal) if zone not in known]
+        if "reservation" in self.info["groups"][self.kind]:  # its zone is fixed
+            return ""
         return f"EC2 has capacity in {listed(others)}: add to {pools.setting(pool, 'zones')}" if others else ""
 
     def _where(self, kind: str) -> str:

@@ -19,28 +19,9 @@ from infra.errors import SettingError
 from infra.types import Reservation
 from ray_on_ecs.contract import key_of
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.reserved import BLOCK, ID, NOW, ON_DEMAND, POOL, ZONE
 from tests.infra.stacks import deploy
 
-ID, ZONE = "cr-0123456789abcdef0", "us-west-2c"
-NOW = datetime.now(UTC)
-# As EC2 describes an On-Demand Capacity Reservation, and a Capacity Block.
-ON_DEMAND: dict[str, Any] = {
-    "CapacityReservationId": ID,
-    "OwnerId": ACCOUNT,
-    "InstanceType": "p5.48xlarge",
-    "InstancePlatform": "Linux/UNIX",
-    "AvailabilityZone": ZONE,
-    "Tenancy": "default",
-    "TotalInstanceCount": 2,
-    "AvailableInstanceCount": 2,
-    "State": "active",
-    "StartDate": NOW - timedelta(days=1),
-    "EndDateType": "unlimited",
-    "InstanceMatchCriteria": "targeted",
-    "ReservationType": "default",
-    "Interruptible": False,
-}
-BLOCK = {**ON_DEMAND, "ReservationType": "capacity-block", "EndDateType": "limited", "EndDate": NOW + timedelta(days=2)}
 OTHER = "210987654321"
 GROUP = f"arn:aws:ec2:{REGION}:{{}}:placement-group/close"
 UNFIT = {
@@ -59,7 +40,7 @@ UNFIT = {
     "is of the unknown type future": {"ReservationType": "future"},
     "is in the placement group": {"PlacementGroupArn": GROUP.format(OTHER)},
     "gets no more instances": {"EndDate": NOW + timedelta(minutes=39), "ReservationType": "capacity-block"},
-    "ends at 2026-01-02 03:04 UTC": {"EndDate": datetime(2026, 1, 2, 3, 4, tzinfo=UTC)},
+    "ends at 2020-01-02 03:04 UTC": {"EndDate": datetime(2020, 1, 2, 3, 4, tzinfo=UTC)},
     "must be us-west-2a, the zone of capacity reservation": {"AvailabilityZone": "us-west-2a"},
 }
 DOUBTFUL = {
@@ -84,12 +65,12 @@ HARMLESS = (
 
 
 PRICES = {"m5.large": 0.096, "g5.xlarge": 1.006, "p5.48xlarge": 55.04}
-POOL: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "zones": [ZONE], "max": 2, "capacity_reservation_id": ID}
 
 
 def planned(*found: dict[str, Any], settings: dict[str, Any] | None = None, **of_cloud: Any) -> tuple[Plan, list[str]]:
     """The plan with a pool of two p5.48xlarge in a reservation, and the lines of its preview."""
-    args = RayClusterArgs(**{"worker_pools": {"h100": POOL}, **(settings or {})})
+    chosen: dict[str, Any] = {"worker_pools": {"h100": POOL}, **(settings or {})}
+    args = RayClusterArgs(**chosen)
     cloud = Cloud(prices=PRICES, reservations=found, preview=True, **of_cloud)
     return cloud.run(lambda: make_plan(args, "ray-on-ecs")), cloud.messages
 
