@@ -49,7 +49,7 @@ class Reservation:
         """Return kind, end and use in words."""
         until = f" until {clock(self.end)}" if self.end else ""
         billed = "paid up front" if self.is_block else "billed also without instances"
-        closed = self.closed(now).removeprefix(f"{self} ")
+        closed = self.closed(now).removeprefix(f"{self} ").removeprefix("is ")
         return f"{self}{until}, {closed or f'{self.count - self.free} of {self.count} in use'}, {billed}"
 
 

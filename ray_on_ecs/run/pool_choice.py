@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ray_on_ecs import pools
-from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, price_of, read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS
 from ray_on_ecs.errors import UsageError, counted
@@ -281,8 +281,10 @@ class PoolChoice:
         self._watch = self._watch_of(kind, self._now())
         number = pools.instances_for(self._config.fewest_workers, group, use_gpu=self.uses_gpus)
         types, prices = " or ".join(group["types"]) or "node", self.info["prices"] or {}
-        known = [usd for each in group["types"] if (usd := price_of(group, each, prices)) is not None]
+        known = [prices[each] for each in group["types"] if each in prices]
         usd = f", up to {number * max(known):.2f} USD an hour" if known else ""
+        if group.get("reservation", {}).get("is_block"):
+            usd = ", paid up front"
         logger.info(f"pool {group['pool']} ({number} x {types} in {_zones(group)}{usd}): {reason}")
         self._note(
             {
