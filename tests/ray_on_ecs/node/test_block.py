@@ -33,6 +33,7 @@ def ec2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ec2]:
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(block, "_outage", Outage("the look-up of the Capacity Block's end", seconds=0))
         monkeypatch.setattr(cluster_info, "_answers", {})
+        monkeypatch.setattr(block, "LIMITS", {"connect_seconds": 60, "read_seconds": 60, "attempts": 1})
         yield ec2
 
 
