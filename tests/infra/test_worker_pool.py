@@ -45,6 +45,7 @@ ALL = {
     "spot": True,
     "onDemand": 1,
     "rootVolumeGib": 500,
+    "capacityReservationId": "",  # excludes several types and spot
 }
 MADE = WorkerPoolArgs(
     instance_types=(P5, "p5e.48xlarge"),
@@ -180,7 +181,7 @@ def test_names_of_pools(cloud: Cloud, name: str) -> None:
         ("rootVolumeGiB", "did you mean rootVolumeGib?"),
         ("idleTimeoutMinutes", "it is a key of the cluster, and holds for all pools"),
         ("maxHourlyUsd", "it is a key of the cluster, and holds for all pools"),
-        ("efa", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"),
+        ("efa", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, capacityReservationId"),
     ],
 )
 def test_unknown_keys_of_a_pool_are_refused(cloud: Cloud, key: str, hint: str) -> None:
@@ -193,7 +194,7 @@ def test_all_unknown_keys_of_a_pool_are_named(cloud: Cloud) -> None:
         load(cloud, pool(maxWorkers=2, efa="secret", availabilityZones="us-west-2c"))
     assert str(refused.value) == (
         "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), efa, availabilityZones (did you "
-        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"
+        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, capacityReservationId"
     )
 
 
