@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
@@ -30,6 +31,7 @@ class Ec2(HTTPServer):
     def __init__(self, end: datetime) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.end, self.error, self.asked = end, "", 0
+        self.askers: set[str] = set()  # their access keys
 
     @property
     def variables(self) -> dict[str, str]:
@@ -50,6 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
         assert f"CapacityReservationId.1={BLOCK_ID}" in asked, asked
         ec2.asked += 1
+        ec2.askers |= {*re.findall("Credential=([^/]+)", self.headers["Authorization"])}
         text = ERROR.format(ec2.error) if ec2.error else answer(ec2.end)
         self.send_response(400 if ec2.error else 200)
         self.end_headers()

@@ -26,9 +26,10 @@ LEFT_SECONDS = 300
 # The watch of `ray-worker` on a node. Arguments: the GCS, and the node's address.
 WATCH = """
 import sys
-from ray_on_ecs.node import notice
+from ray_on_ecs.node import block, notice
 from ray_on_ecs.node.draining import Draining
 
+block.READ_SECONDS = 0.2
 notice.Watch(lambda: None, Draining(*sys.argv[1:]).drain, lambda: None).run()
 """
 
@@ -42,15 +43,17 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 def test_run_in_an_ending_block_saves_and_resumes(cluster: LocalCluster, tmp_path: Path) -> None:
     flags = ("--max-restarts", "0", "--worker-timeout", "5")
-    run = DisturbedRun(cluster, "block", flags, every_seconds=None).start(step_seconds=0.4)
-    run.wait_for_steps(CLASSIFIER.steps_per_epoch + 3)
-    end = datetime.now(UTC) + TERMINATED + timedelta(seconds=LEFT_SECONDS)
-    with serving(Ec2(end)) as ec2, ExitStack() as stack:
+    with serving(Ec2(datetime.now(UTC) + timedelta(days=2))) as ec2, ExitStack() as stack:
         environment = {**cluster.environment, **ec2.variables, BLOCK_VARIABLE: BLOCK_ID}
-        for node in cluster.workers:
+        for number, node in enumerate(cluster.workers):
             command = (sys.executable, "-c", WATCH, cluster.environment["RAY_ADDRESS"], cluster.addresses[node.pid])
+            environment["AWS_ACCESS_KEY_ID"] = str(number)
             watch = stack.enter_context(subprocess.Popen(command, env=environment))
             stack.callback(watch.kill)
+        until(lambda: len(ec2.askers) == len(cluster.workers))
+        run = DisturbedRun(cluster, "block", flags, every_seconds=None).start(step_seconds=0.4)
+        run.wait_for_steps(CLASSIFIER.steps_per_epoch + 3)
+        ec2.end = end = datetime.now(UTC) + TERMINATED + timedelta(seconds=LEFT_SECONDS)
         until(lambda: "nodes are being reclaimed; restarting from" in run.log, why=lambda: run.log)
         assert datetime.now(UTC) < end - TERMINATED, "before EC2 terminates the first instance"
         for node in cluster.workers:  # EC2 terminates the instances

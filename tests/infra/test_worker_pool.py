@@ -194,7 +194,8 @@ def test_all_unknown_keys_of_a_pool_are_named(cloud: Cloud) -> None:
         load(cloud, pool(maxWorkers=2, efa="secret", availabilityZones="us-west-2c"))
     assert str(refused.value) == (
         "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), efa, availabilityZones (did you "
-        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, capacityReservationId"
+        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, "
+        "capacityReservationId"
     )
 
 
