@@ -33,6 +33,8 @@ class WorkerPool(TypedDict, total=False):
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
     efa: str
     """EFA network: true, false, or auto: on if max is above 1 and all types have the same EFA interfaces."""
+    capacity_reservation_id: str
+    """On-Demand Capacity Reservation or Capacity Block that has all instances, e.g. cr-0123456789abcdef0."""
     # end of the pool's keys
 
 
@@ -64,6 +66,8 @@ class Args(TypedDict, total=False):
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
     worker_efa: str
     """EFA network of the GPU workers: true, false, or auto: on for several workers whose types have the same EFA."""
+    worker_capacity_reservation_id: str
+    """On-Demand Capacity Reservation or Capacity Block that has the GPU workers, e.g. cr-0123456789abcdef0."""
     cpu_worker_instance_types: list[str]
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: int

@@ -15,7 +15,7 @@ from infra.definitions import policies
 from infra.definitions.user_data import encoded, user_data
 from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone, known
+from infra.types import Location, NetworkRef, NodeSpec, Reservation, ResourceRef, SecurityOptions, in_zone, known
 
 # Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
@@ -155,6 +155,7 @@ class NodeGroup(pulumi.ComponentResource):
             kms_key_arn=args.security.kms_key_arn,
             efa_cards=args.node.efa_cards,
             efa_group_id=args.network.efa_group_id,
+            **_reserved(args.node.reservation),
             # Another AMI becomes a new version of the template, for instances that start later. A new type or disk
             # replaces the template, and with it the head's instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
@@ -169,7 +170,9 @@ class NodeGroup(pulumi.ComponentResource):
     ) -> aws.autoscaling.Group:
         node, network = args.node, args.network
         placement = None
-        if self.placement_groups and node.max_count > 1 and not node.spread:
+        if node.reservation:
+            placement = node.reservation.placement_group or None
+        elif self.placement_groups and node.max_count > 1 and not node.spread:
             placement = in_zone(self.placement_groups, network.zones(node.zones)[0])
         return aws.autoscaling.Group(
             f"{name}-group",
@@ -219,8 +222,11 @@ class NodeGroup(pulumi.ComponentResource):
         the zone, and in another zone there is another group. A zone that the state keeps is not known while Pulumi
         plans, and a resource's name has to be. So there is a group for each zone then, free of charge.
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
+
+        A reservation has instances only in the group in which it was made, if any; a Capacity Block's are close anyway.
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
         """
-        if not args.node.task.gpus:
+        if not args.node.task.gpus or args.node.reservation:
             return {}
         return {
             zone: aws.ec2.PlacementGroup(
@@ -265,6 +271,21 @@ def _protects(args: NodeGroupArgs) -> bool:
     https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_AutoScalingGroupProviderUpdate.html
     """
     return args.managed_scaling and not args.is_head
+
+
+def _reserved(reservation: Reservation | None) -> dict[str, Any]:
+    """Inputs of a launch template whose instances are all in one reservation; without room in it the launch fails.
+
+    A template takes a target or a preference, by EC2's API, so there is no `capacity-reservations-only`: a target by
+    its ID means the same.
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_LaunchTemplateCapacityReservationSpecificationRequest.html
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+    """
+    if reservation is None:
+        return {}
+    target = {"capacity_reservation_target": {"capacity_reservation_id": reservation.id}}
+    market = {"instance_market_options": {"market_type": "capacity-block"}} if reservation.is_block else {}
+    return {"capacity_reservation_specification": target, **market}
 
 
 def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str, Any]:

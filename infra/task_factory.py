@@ -89,11 +89,10 @@ class TaskFactory:
     def worker(self, kind: str, node: NodeSpec, head_host: pulumi.Input[str], group: ResourceRef) -> TaskDefinitionArgs:
         """Inputs of a worker's task; one with GPUs can have Auto Scaling replace its instance when these fail."""
         inputs = pulumi.Output.all(common=self._common(node.task), head_host=head_host)
-        efa_devices = len(node.efa_cards)
-        container = inputs.apply(
-            lambda values: json.dumps([containers.worker(**values, pool=node.pool, efa_devices=efa_devices)])
-        )
-        policy = self._task_policy(own_group_arn=group.arn if node.task.gpus else None)
+        block = node.reservation.id if node.reservation and node.reservation.is_block else ""
+        own = {"pool": node.pool, "efa_devices": len(node.efa_cards), "block": block}
+        container = inputs.apply(lambda values: json.dumps([containers.worker(**values, **own)]))
+        policy = self._task_policy(own_group_arn=group.arn if node.task.gpus else None, in_block=bool(block))
         return self._args(kind, container, node.task, policy, instance_volume=containers.INSTANCE_VOLUME)
 
     def _args(
@@ -137,7 +136,9 @@ class TaskFactory:
         )
         return inputs.apply(lambda values: json.dumps(policies.execution(partition=self.location.partition, **values)))
 
-    def _task_policy(self, *, writes_secrets: bool = False, **grants: pulumi.Input[str | None]) -> pulumi.Output[str]:
+    def _task_policy(
+        self, *, writes_secrets: bool = False, in_block: bool = False, **grants: pulumi.Input[str | None]
+    ) -> pulumi.Output[str]:
         location = self.location
         tasks_arn = pulumi.Output.concat(location.arn("ecs", "task/"), self.cluster.name, "/*")
         inputs = pulumi.Output.all(
@@ -151,6 +152,8 @@ class TaskFactory:
         )
         return inputs.apply(
             lambda values: json.dumps(
-                policies.training(partition=location.partition, writes_secrets=writes_secrets, **values)
+                policies.training(
+                    partition=location.partition, writes_secrets=writes_secrets, in_block=in_block, **values
+                )
             )
         )

@@ -86,6 +86,30 @@ class Price:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """Capacity reservation: On-Demand, or a Capacity Block, which is paid up front and ends its instances.
+
+    Attributes:
+        id: ID, e.g. cr-0123456789abcdef0.
+        is_block: True for a Capacity Block.
+        zone: Its availability zone.
+        count: Number of instances.
+        payer: Account that pays for those that are not used; empty for the stack's own.
+        placement_group: Name of the cluster placement group in which it was created; empty without one.
+    """
+
+    id: str
+    is_block: bool
+    zone: str
+    count: int
+    payer: str = ""
+    placement_group: str = ""
+
+    def __str__(self) -> str:
+        return f"{'Capacity Block' if self.is_block else 'capacity reservation'} {self.id}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeSpec:
     """Specification of one kind of node.
 
@@ -102,6 +126,7 @@ class NodeSpec:
         disk_gib: Size of the root volume.
         disk_usd: Part of each price that is the disk's.
         efa_cards: Network cards of an instance that have an EFA.
+        reservation: Capacity reservation that has all its instances.
     """
 
     key: str
@@ -118,6 +143,12 @@ class NodeSpec:
     disk_gib: int = 100
     disk_usd: float = 0.0
     efa_cards: tuple[int, ...] = ()
+    reservation: Reservation | None = None
+
+    @property
+    def is_in_block(self) -> bool:
+        """True in a Capacity Block, which is paid up front: an instance costs nothing more but its disk."""
+        return self.reservation is not None and self.reservation.is_block
 
     @property
     def disk_throughput(self) -> int:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
@@ -21,7 +21,18 @@ READ_SECONDS, RETRY_SECONDS = 60.0, 30.0
 _answers: dict[Hashable, tuple[Any, float]] = {}
 
 
-class NodeGroup(TypedDict):
+class Reserved(TypedDict):
+    """Capacity reservation of a node group: its ID, and whether it is a Capacity Block, which is paid up front."""
+
+    id: str
+    is_block: bool
+
+
+class _Optional(TypedDict, total=False):
+    reservation: Reserved  # that has all the instances
+
+
+class NodeGroup(_Optional):
     """Workers of one pool in one zone: equal instances, with an Auto Scaling group, a capacity provider and limits."""
 
     pool: str
@@ -130,7 +141,14 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
         group["gpu"] = document.get("gpu") or gpu_name(types)
         group["default_nodes"] = document.get("default_gpus", 0) // limits["units"]
+        group |= {"reservation": document["reservation"]} if "reservation" in document else {}
     return group
+
+
+def price_of(group: NodeGroup, instance_type: str, prices: Mapping[str, float]) -> float | None:
+    """Return the price on demand of an instance of a node group; in a Capacity Block it is that of its disk."""
+    reserved = group.get("reservation")
+    return group["disk_usd"] if reserved and reserved["is_block"] else prices.get(instance_type)
 
 
 def spot_question(instance_types: Collection[str], zones: Collection[str]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ HEAD_HOST_VARIABLE = "RAY_HEAD_HOST"
 INSTANCE_FILE_VARIABLE = "INSTANCE_FILE"
 SECRETS_VARIABLE = "SECRETS_PREFIX"
 SECRETS_KEY_VARIABLE = "SECRETS_KEY"
+# The Capacity Block that has a worker's instance; not set elsewhere.
+BLOCK_VARIABLE = "CAPACITY_BLOCK"
 # The folder with the documents by which the head and its users reach each other: s3://BUCKET/clusters/CLUSTER.
 DOCUMENTS_VARIABLE = "CLUSTER_DOCUMENTS"
 CLUSTERS_PREFIX = "clusters"
@@ -76,6 +78,7 @@ SETTINGS = {
         "on_demand": "on_demand_workers",
         "root_volume_gib": "root_volume_gib",
         "efa": "worker_efa",
+        "capacity_reservation_id": "worker_capacity_reservation_id",
     },
     CPU_POOL: {
         "instance_types": "cpu_worker_instance_types",

@@ -67,7 +67,7 @@ def kinds_by_pool(info: ClusterInfo) -> dict[str, list[str]]:
     """Return the kinds of each pool, in the order in which runs that do not choose try them.
 
     The pools `default` and `cpu` come first, then the others by the price of a node on demand: the cheapest first, and
-    last those whose price is not known; then by name.
+    last those whose price is not known; then by name. Reserved instances, which are paid for anyway, cost nothing here.
     """
     pools: dict[str, list[str]] = {}
     for kind, group in info["groups"].items():
@@ -75,8 +75,9 @@ def kinds_by_pool(info: ClusterInfo) -> dict[str, list[str]]:
     prices, own = info["prices"] or {}, [*SETTINGS]
 
     def rank(pool: str) -> tuple[int, float, str]:
-        types = info["groups"][pools[pool][0]]["types"]
-        usd = max((prices.get(name, math.inf) for name in types), default=math.inf)
+        group = info["groups"][pools[pool][0]]
+        usd = max((prices.get(name, math.inf) for name in group["types"]), default=math.inf)
+        usd = 0.0 if "reservation" in group else usd
         return (own.index(pool) if pool in own else len(own), usd, pool)
 
     return {pool: pools[pool] for pool in sorted(pools, key=rank)}

@@ -9,7 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from infra.definitions.policies import LOOK_AT_CLUSTER, LOOK_AT_GROUPS, LOOK_AT_INSTANCE, SESSION_MANAGER, SPOT_PRICES
+from infra.definitions.policies import (
+    LOOK_AT_CLUSTER,
+    LOOK_AT_GROUPS,
+    LOOK_AT_INSTANCE,
+    LOOK_AT_RESERVATIONS,
+    SESSION_MANAGER,
+    SPOT_PRICES,
+)
 
 Context = Mapping[str, str]
 # Actions without resource-level permissions, and the reason why each is acceptable.
@@ -18,6 +25,7 @@ WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "the token is for the whole registry; pull and push are restricted to a repository",
     "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
     SPOT_PRICES: "spot prices are public and have no resource",
+    LOOK_AT_RESERVATIONS: "a Describe action of EC2 is read-only, without resources",
     **dict.fromkeys(
         (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
     ),

@@ -17,16 +17,18 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
+from ray_on_ecs.contract import key_of
 from tests.iam import as_list, is_allowed
 from tests.infra.fake_aws import ACCOUNT, PROJECT, REGION, STACK, Cloud
+from tests.infra.reserved import BLOCK, POOL
 from tests.infra.stacks import EVERYTHING, KEY, deploy
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "ray_on_ecs"
 # Callers: people by their policy, and tasks by their role.
 LAPTOP, SESSIONS, DEPLOYER = "trainer.json", "sessions.json", "deployer*.json"
-HEAD, WORKER, CPU_WORKER = "head", "worker", "cpu-worker"
-TASKS = HEAD, WORKER, CPU_WORKER
+HEAD, WORKER, CPU_WORKER, BLOCK_WORKER = "head", "worker", "cpu-worker", "h100-worker-c"
+TASKS = HEAD, WORKER, CPU_WORKER, BLOCK_WORKER
 ALL = LAPTOP, *TASKS
 LOOKERS = LAPTOP, HEAD
 # The account's administrator, whose commands are not in a policy of the project.
@@ -96,6 +98,7 @@ CONTEXT = {
 Needs = dict[str | tuple[str, ...], str]
 READ, WRITE = "s3:GetObject run, kms:Decrypt key-by-s3", "s3:PutObject run, kms:GenerateDataKey key-by-s3"
 DATA = {TASKS: "s3:GetObject data"}
+RESERVATIONS = "ec2:DescribeCapacityReservations anything"
 # Each call by its file and boto3 method, with the IAM actions and resources that each of its callers needs.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 CALLS: dict[tuple[str, str], Needs] = {
@@ -121,7 +124,9 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("cluster/session.py", "terminate_session"): {SESSIONS: "ssm:TerminateSession session"},
     ("cli/doctor.py", "describe_instance_information"): {LAPTOP: "ssm:DescribeInstanceInformation anything"},
     ("cli/doctor.py", "get_caller_identity"): {LAPTOP: ""},
+    ("cli/status.py", "describe_capacity_reservations"): {LAPTOP: RESERVATIONS},
     ("cluster_info.py", "get_parameter"): {HEAD: "ssm:GetParameter cluster-info"},
+    ("node/block.py", "describe_capacity_reservations"): {BLOCK_WORKER: RESERVATIONS},
     ("node/metrics.py", "put_metric_data"): {HEAD: "cloudwatch:PutMetricData anything"},
     ("node/replacement.py", "describe_auto_scaling_groups"): {WORKER: "autoscaling:DescribeAutoScalingGroups anything"},
     ("node/replacement.py", "describe_auto_scaling_instances"): {
@@ -143,6 +148,7 @@ CALLS: dict[tuple[str, str], Needs] = {
         )
     },
     ("node/scaling.py", "update_service"): {HEAD: "ecs:UpdateService workers, ecs:UpdateService other-workers"},
+    ("run/shortage.py", "describe_capacity_reservations"): {HEAD: RESERVATIONS},
     ("run/shortage.py", "describe_scaling_activities"): {HEAD: "autoscaling:DescribeScalingActivities anything"},
     ("starting/look.py", "describe_auto_scaling_groups"): {LOOKERS: "autoscaling:DescribeAutoScalingGroups anything"},
     ("starting/look.py", "describe_capacity_providers"): {LOOKERS: "ecs:DescribeCapacityProviders provider"},
@@ -279,7 +285,9 @@ def test_the_table_has_every_command_of_a_message() -> None:
 @pytest.fixture(scope="module")
 def account() -> Cloud:
     """The account of a stack with all optional parts."""
-    return deploy(config={**EVERYTHING, "dataBuckets": "my-data", "jobSecrets": SECRET})
+    pools = json.dumps({"h100": {key_of(field): value for field, value in POOL.items()}})
+    config = {**EVERYTHING, "dataBuckets": "my-data", "jobSecrets": SECRET, "workerPools": pools}
+    return deploy(config=config, reservations=(BLOCK,))
 
 
 def statements(who: str, account: Cloud) -> list[Any]:

@@ -320,7 +320,8 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
     },
     "aws:ssm/getParameter:getParameter": {"ssm": "GetParameter"},
-    # infra/config/buckets.py, prices.py, file_systems.py and code_build.py, and infra/image_build.py, with boto3
+    # infra/config/buckets.py, prices.py, file_systems.py, reservations.py and code_build.py, and infra/image_build.py,
+    # with boto3
     "buckets": {
         "s3": (
             "GetBucketObjectLockConfiguration GetBucketVersioning GetEncryptionConfiguration GetLifecycleConfiguration "
@@ -340,6 +341,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "fsx": "DescribeFileSystems",
     },
     "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
+    "reservations": {"ec2": "DescribeCapacityReservations"},
 }
 
 
@@ -369,7 +371,7 @@ def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     assert {name for name in types if not name.startswith("ray-on-ecs:")} == ACTIONS.keys()
     previews = [deploy(preview=True), deploy(preview=True, is_up=True)]
     asked = {token for cloud in [*clouds, *previews] for token, _ in cloud.calls}
-    assert asked | {"buckets", "builds", "file systems", "prices"} == QUESTIONS.keys()
+    assert asked | {"buckets", "builds", "file systems", "prices", "reservations"} == QUESTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])

@@ -64,6 +64,8 @@ class RayClusterArgs:
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
     worker_efa: Annotated[str, rules.efa] = "auto"
     """EFA network of the GPU workers: true, false, or auto: on for several workers whose types have the same EFA."""
+    worker_capacity_reservation_id: Annotated[str, rules.reservation_id] = ""
+    """On-Demand Capacity Reservation or Capacity Block that has the GPU workers, e.g. cr-0123456789abcdef0."""
     cpu_worker_instance_types: Sequence[str] = ()
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: Annotated[int, rules.at_least_0] = 0

@@ -18,7 +18,7 @@ from infra.config.together import in_threads
 from infra.definitions import nat
 from infra.errors import error_reason, warn
 from infra.types import Location, NodeSpec, Scale
-from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
+from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS, per_hour_and_month
 
 # https://aws.amazon.com/ebs/pricing/, /vpc/pricing/, /privatelink/pricing/ and /ec2/pricing/on-demand/
 DISK = Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"})
@@ -178,6 +178,27 @@ def lines(costs: Costs | None, nodes: Mapping[str, NodeSpec], scales: Mapping[st
             cost = "price unknown" if usd is None else f"{usd:.2f} USD an hour"
             until = f"until idle for {scale.idle_minutes} minutes"
             texts.append(f"the first `pulumi up` also starts {part} ({cost}) {until}")
+    return [*texts, *_reserved(nodes)]
+
+
+def _reserved(nodes: Mapping[str, NodeSpec]) -> list[str]:
+    """Lines for reservations, which are billed apart from the stack.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
+    """
+    texts = []
+    for reservation, node in {node.reservation: node for node in nodes.values() if node.reservation}.items():
+        if reservation.is_block:
+            texts.append(f"{reservation} is paid up front, and its instances cost nothing more but their disks")
+            continue
+        prices_usd = [price.on_demand - node.disk_usd for price in (node.prices or {}).values()]
+        cost = per_hour_and_month(reservation.count * max(prices_usd)) if prices_usd else "of unknown price"
+        payer = f", to account {reservation.payer}," if reservation.payer else ""
+        instances = f"{reservation.count} x {node.instance_types[0]}"
+        texts.append(
+            f"{reservation} ({instances}) is billed{payer} also without instances and after `pulumi destroy`: {cost}, "
+            "of which instances in it are a part; `aws ec2 cancel-capacity-reservation` ends it"
+        )
     return texts
 
 

@@ -201,11 +201,11 @@ def _endpoints(
 ) -> tuple[dict[str, str], Offerings]:
     """Names and zones of the endpoint services that nodes call, by AWS service; no zones if EC2 does not tell.
 
-    Runs on Spot Instances read spot prices from EC2, jobs read secrets from Secrets Manager, and instance policies
-    allow the KMS key of Session Manager.
+    Runs on Spot Instances read spot prices from EC2, and workers in a Capacity Block its end; jobs read secrets from
+    Secrets Manager, and instance policies allow the KMS key of Session Manager.
     """
-    is_on_spot = any(pool.spot for pool in args.pools.values())
-    optional = {"ec2": is_on_spot, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
+    asks_ec2 = any(pool.spot or pool.capacity_reservation_id for pool in args.pools.values())
+    optional = {"ec2": asks_ec2, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
     services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
     names = {service: f"com.amazonaws.{caller.region}.{service}" for service in services}
     zones: Offerings = {}

@@ -12,7 +12,18 @@ from itertools import chain
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, efa, file_systems, idle_cost, limits, lookups, prices, quotas, rules
+from infra.config import (
+    docker,
+    efa,
+    file_systems,
+    idle_cost,
+    limits,
+    lookups,
+    prices,
+    quotas,
+    reservations,
+    rules,
+)
 from infra.config.args import RayClusterArgs
 from infra.config.file_systems import FileSystemPlan
 from infra.config.idle_cost import Costs
@@ -22,7 +33,7 @@ from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, w
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
-from infra.types import Location, NodeSpec, Scale, kind_of, known
+from infra.types import Location, NodeSpec, Reservation, Scale, kind_of, known
 from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS, WORKERS, field_of
 
 
@@ -83,7 +94,9 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)
     location = locate(args, caller, existing, opts)
-    nodes = _nodes(args, location, opts)
+    reserved = reservations.look_up(args, caller, opts)
+    nodes = _nodes(args, location, reserved, opts)
+    reservations.check_zones(nodes)
     lookups.check_machine_images(args, nodes.values(), opts)
     existing_file_systems = file_systems.look_up(args, location, nodes, opts)
     if args.check_quotas:
@@ -150,7 +163,12 @@ def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec]) -> None:
         raise SettingError("vpc_cidr", args.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 
-def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions | None) -> dict[str, NodeSpec]:
+def _nodes(
+    args: RayClusterArgs,
+    location: Location,
+    reserved: Mapping[str, Reservation],
+    opts: pulumi.InvokeOptions | None,
+) -> dict[str, NodeSpec]:
     """Node specifications by kind. A pool without zones is in the head's, which is the first of the default pool.
 
     A kind with a zone has its letter, so that another order of a pool's zones replaces nothing. Only the default pool's
@@ -158,7 +176,7 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     """
     here, key = location.worker_zones[:1], "head_instance_type"
     of_head = lookups.instance_types(key, [args.head_instance_type], location.region, ["on-demand"])
-    questions = {name: _types(args, name, location.region) for name in args.pools}
+    questions = {name: _types(args, name, location.region, reserved.get(name)) for name in args.pools}
     answers = lookups.ask_all([*of_head, *chain(*questions.values())], opts)
     instances = lookups.described(of_head, answers)
     head = NodeSpec(
@@ -175,7 +193,8 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
         node, zones = _node(args, name, lookups.described(questions[name], answers)), pool.zones
         spread = args.spread_zones and name == DEFAULT_POOL
         public = _public_subnets(location, location.worker_zones if name == DEFAULT_POOL else zones or here)
-        node = replace(node, efa_cards=efa.cards(name, pool, node.instances, spread=spread, public=public))
+        cards = efa.cards(name, pool, node.instances, spread=spread, public=public)
+        node = replace(node, efa_cards=cards, reservation=reserved.get(name))
         if name == DEFAULT_POOL:
             first, zones = (location.worker_zones, ()) if args.spread_zones else (here, location.worker_zones[1:])
             nodes[WORKERS] = replace(node, zones=first, spread=args.spread_zones)
@@ -193,12 +212,15 @@ def _public_subnets(location: Location, zones: Sequence[str]) -> list[str]:
     return [known(existing.subnets[zone]) for zone in zones if zone in existing.public_zones] if existing else []
 
 
-def _types(args: RayClusterArgs, name: str, region: str) -> list[lookups.Question]:
+def _types(args: RayClusterArgs, name: str, region: str, reservation: Reservation | None) -> list[lookups.Question]:
     """Questions for the instance types of a pool."""
     pool = args.pools[name]
     markets = {"on-demand": pool.most - pool.spot_count, "spot": pool.spot_count}
     usages = [market for market, count in markets.items() if count]
+    if reservation and reservation.is_block:
+        usages = ["capacity-block"]
     is_grouped = pool.most > 1 and name != CPU_POOL and not (args.spread_zones and name == DEFAULT_POOL)
+    is_grouped = is_grouped and not reservation
     field = field_of(name, "instance_types")
     return lookups.instance_types(field, pool.instance_types, region, usages, grouped=is_grouped)
 

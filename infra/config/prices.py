@@ -55,8 +55,8 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     zones, since each can have all of its instances.
     A node with a type whose price is unknown is returned without prices, as are all if the list can't be read.
     """
-    names = sorted({name for node in nodes for name in node.instance_types})
-    used = {name for node in nodes if node.max_count for name in node.instance_types}
+    names = sorted({name for node in nodes if not node.is_in_block for name in node.instance_types})
+    used = {name for node in nodes if node.max_count and not node.is_in_block for name in node.instance_types}
     on_demand, unknown = {}, []
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
@@ -84,9 +84,11 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
 
 
 def _priced(node: NodeSpec, on_demand: Mapping[str, float], on_spot: Mapping[str, float], disk_usd: float) -> NodeSpec:
-    if not on_demand.keys() >= {*node.instance_types}:
+    if not node.is_in_block and not on_demand.keys() >= {*node.instance_types}:
         return node
     disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
+    if node.is_in_block:
+        return replace(node, prices=dict.fromkeys(node.instance_types, Price(on_demand=disk)), disk_usd=disk)
     prices = {
         name: Price(
             on_demand=round(on_demand[name] + disk, 6),
@@ -178,12 +180,14 @@ def lines(*nodes: NodeSpec) -> list[str]:
     for node in _counted(nodes):
         markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
+        market = f"in {node.reservation}" if node.reservation else market
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
         instances += " (CPU workers)" if node.pool and not node.task.gpus else ""
         own = [f"{len(node.efa_cards)} EFA each"] if node.efa_cards else []
         own += [f"{node.local_disk_gb:,} GB local disks"] if node.local_disk_gb else []
         instances += f" with {' and '.join(own)}" if own else ""
-        texts.append(f"{f'pool {node.pool}' if node.pool else 'head'}: {instances}, {market}, {_cost(node)}")
+        cost = f"{_cost(node)}{', as it is paid up front' if node.is_in_block else ''}"
+        texts.append(f"{f'pool {node.pool}' if node.pool else 'head'}: {instances}, {market}, {cost}")
     return [*texts, f"all instances: {_cost(*nodes)}"]
 
 

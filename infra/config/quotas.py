@@ -80,7 +80,9 @@ def check(
         The reason why AWS would refuse another network, which matters only to a new cluster.
     """
     unread, network_problem = [], None
-    counted = [*(node for node in nodes if not node.shares), *([NAT_INSTANCE] if nat_instance else [])]
+    # A reservation has passed the quota with all its instances when it was made.
+    counted = [node for node in nodes if not (node.shares or node.reservation)]
+    counted += [NAT_INSTANCE] if nat_instance else []
     needed = {quota: [(node, _vcpus(node, quota)) for node in counted] for quota in QUOTAS}
     quotas = [quota for quota, vcpus in needed.items() if any(count for _, count in vcpus)]
     of_network = [VPCS, ADDRESSES] if nat_gateway and not nat_instance else [VPCS]

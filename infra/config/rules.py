@@ -58,6 +58,7 @@ FILE_SYSTEM = r"fs-[0-9a-f]{8,17}"
 POLICY_ARN = r"arn:[\w-]+:iam::(\d{12}|aws):policy/[\w+=,.@/-]+"
 SECRET_ARN = r"arn:[\w-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@!-]+"
 KEY_ARN = r"arn:[\w-]+:kms:[a-z0-9-]+:\d{12}:key/[\w-]+"
+RESERVATION_ID = "cr-[0-9a-f]{8,17}"
 VARIABLE = r"[A-Za-z_]\w*"
 # Variables of ECS, of AWS's credentials, which would replace those of the task role, and of the image.
 OWN_PREFIXES = (
@@ -244,6 +245,13 @@ def secret_arn(field: str, value: str | Sequence[str]) -> None:
     """ARNs of Secrets Manager secrets."""
     example = "arn:aws:secretsmanager:us-west-2:123456789012:secret:NAME-a1b2c3"
     _check_arns(field, value, SECRET_ARN, "a Secrets Manager secret", example)
+
+
+def reservation_id(field: str, value: str) -> None:
+    """ID of a capacity reservation, or empty."""
+    if value and not re.fullmatch(RESERVATION_ID, value):
+        hint = "use its ID, e.g. cr-0123456789abcdef0, which `aws ec2 describe-capacity-reservations` lists"
+        raise SettingError(field, value, "is not the ID of a capacity reservation", hint)
 
 
 def key_arn(field: str, value: str) -> None:

@@ -51,6 +51,8 @@ class WorkerPoolArgs:
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
     efa: Annotated[str, rules.efa] = "auto"
     """EFA network: true, false, or auto: on if max is above 1 and all types have the same EFA interfaces."""
+    capacity_reservation_id: Annotated[str, rules.reservation_id] = ""
+    """On-Demand Capacity Reservation or Capacity Block that has all instances, e.g. cr-0123456789abcdef0."""
 
     def scale(self, idle_minutes: int) -> Scale:
         """Number of workers, in the pool's first zone."""
@@ -174,15 +176,33 @@ def combinations(pools: Mapping[str, WorkerPoolArgs]) -> None:
             raise SettingError(on_demand, pool.on_demand, problem, f"lower it, or raise {field_of(name, 'max')}")
         if not pool.most:
             continue
+        if pool.capacity_reservation_id:
+            _check_reserved(name, pool)
         default = pools[DEFAULT_POOL]
         disk, zones = pool.root_volume_gib or default.root_volume_gib, pool.zones or default.zones[:1]
-        key = (frozenset(pool.instance_types), frozenset(zones), pool.spot, pool.on_demand, disk, pool.efa)
+        how = (pool.spot, pool.on_demand, pool.efa, pool.capacity_reservation_id)
+        key = (frozenset(pool.instance_types), frozenset(zones), disk, *how)
         other = alike.setdefault(key, name)
         if other != name:
             warn(
                 f"{field_of(name, 'instance_types')}: are those of the pool {other}, in the same zones and market; one "
                 "pool with the workers of both serves the same runs"
             )
+
+
+def _check_reserved(name: str, pool: WorkerPoolArgs) -> None:
+    """Refuse what no instance of one reservation can have."""
+    field, value = field_of(name, "capacity_reservation_id"), pool.capacity_reservation_id
+    types, zones, spot = (field_of(name, key) for key in ("instance_types", "zones", "spot"))
+    if pool.spot:
+        hint = f"set {spot} to false, and use another pool for Spot Instances"
+        raise SettingError(field, value, f"cannot be combined with {spot}: EC2 sells them apart", hint)
+    if len(pool.instance_types) > 1:
+        problem = f"has one instance type, and {types} has {len(pool.instance_types)}"
+        raise SettingError(field, value, problem, "leave that of the reservation, and use another pool for the others")
+    if len(pool.zones) > 1:
+        problem = f"is in one zone, and {zones} has {len(pool.zones)}"
+        raise SettingError(field, value, problem, "leave that of the reservation, and use another pool for the others")
 
 
 def pools_from_object(value: Any) -> Any:

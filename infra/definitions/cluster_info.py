@@ -58,17 +58,15 @@ def document(
             "spot": nodes[kind].spot_count > 0,
             "default_nodes": scale.default_job_count,
             "disk_usd": nodes[kind].disk_usd,
+            **_reservation(nodes[kind]),
             **limits[kind],
         }
         for kind, scale in scales.items()
         if kind not in own
     }
-    prices = {
-        name: price.on_demand
-        for kind, node in nodes.items()
-        if kind != "head"
-        for name, price in (node.prices or {}).items()
-    }
+    # The price on demand counts for a type that other pools have in a Capacity Block.
+    by_price = sorted((node for kind, node in nodes.items() if kind != "head"), key=lambda node: not node.is_in_block)
+    prices = {name: price.on_demand for node in by_price for name, price in (node.prices or {}).items()}
     return {
         "cluster": cluster,
         "group": group_names[WORKERS],
@@ -89,7 +87,14 @@ def document(
         "spread": worker.spread,
         "prices": prices or None,
         "disk_usd": worker.disk_usd,
+        **_reservation(worker),
         "head_usd": max((price.on_demand for price in (nodes["head"].prices or {}).values()), default=None),
         "scaling": {kind: limits[kind] for kind in own},
         **({"pools": pools} if pools else {}),
     }
+
+
+def _reservation(node: NodeSpec) -> dict[str, Any]:
+    """Key of a kind of worker that has a reservation."""
+    reservation = node.reservation
+    return {"reservation": {"id": reservation.id, "is_block": reservation.is_block}} if reservation else {}

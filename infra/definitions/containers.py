@@ -98,10 +98,11 @@ def head(
     )
 
 
-def worker(common: ContainerDefaults, *, head_host: str, pool: str, efa_devices: int = 0) -> Container:
+def worker(common: ContainerDefaults, *, head_host: str, pool: str, efa_devices: int = 0, block: str = "") -> Container:
     """Container of a worker, which offers Ray all CPUs and GPUs and finds the head by its DNS name.
 
-    Its node has the label of its pool, by which runs and pipelines of Ray Data choose it.
+    Its node has the label of its pool, by which runs and pipelines of Ray Data choose it. `block` is the ID of the
+    Capacity Block that has its instance; without its end, of which the worker asks EC2, as that can be extended.
     """
     label = contract.label_of_pool(pool)
     return _container(
@@ -113,6 +114,7 @@ def worker(common: ContainerDefaults, *, head_host: str, pool: str, efa_devices:
             contract.INSTANCE_FILE_VARIABLE: f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
             contract.HEAD_HOST_VARIABLE: head_host,
             **({contract.NODE_GROUP_VARIABLE: label} if label else {}),
+            **({contract.BLOCK_VARIABLE: block} if block else {}),
         },
         volumes={**TASK_VOLUMES, **MOUNTS_VOLUME},
         reads={INSTANCE_VOLUME: INSTANCE_MOUNT},
@@ -236,7 +238,7 @@ def _own_variables() -> set[str]:
     )
     numbers: dict[str, Any] = dict.fromkeys(("sleep_after_minutes", "run_max_hours", "run_max_usd"), 1)
     of_head = head(common, **names, **numbers, cpu_workers=True)
-    made = (of_head, worker(common, head_host="x", pool=contract.CPU_POOL))
+    made = (of_head, worker(common, head_host="x", pool=contract.CPU_POOL, block="x"))
     parts = [part for each in made for part in each["environment"]]
     return {part["name"] for part in [*parts, *of_head["secrets"]]}
 

@@ -26,6 +26,8 @@ SESSION_MANAGER = (
 # A job that waits for workers reads the launch failures of their Auto Scaling group.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
 SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
+# Start, end and use of a reservation. IAM knows no resource of the call.
+LOOK_AT_RESERVATIONS = "ec2:DescribeCapacityReservations"
 # It also reads why ECS starts no task. The first ones are restricted by a condition on the cluster.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerservice.html
 LOOK_AT_CLUSTER = (
@@ -187,6 +189,7 @@ def training(
     parameter_arn: str | None = None,
     cluster_arn: str | None = None,
     own_group_arn: str | None = None,
+    in_block: bool = False,
     data_buckets: Sequence[str] = (),
     secrets_arn: str | None = None,
     writes_secrets: bool = False,
@@ -198,9 +201,10 @@ def training(
     The whole bucket, since a cluster is one trust domain and a Ray program may store checkpoints anywhere in it.
 
     A task protects itself from scale-in (`tasks_arn`), and can have its instance replaced (`own_group_arn`). The
-    parameter of ClusterInfo comes with read access to Auto Scaling groups and spot prices, the cluster with that to its
-    services, tasks and instances. `secrets_arn` are SSM parameters with the secrets of runs, and `job_secrets` those of
-    Secrets Manager. Data buckets are `bucket` or `bucket/prefix`.
+    parameter of ClusterInfo comes with read access to Auto Scaling groups, spot prices and capacity reservations, the
+    cluster with that to its services, tasks and instances. A worker `in_block` reads the end of its Capacity Block.
+    `secrets_arn` are SSM parameters with the secrets of runs, and `job_secrets` those of Secrets Manager. Data buckets
+    are `bucket` or `bucket/prefix`.
     """
     statements: list[Statement] = [
         _allow(["s3:ListBucket"], bucket_arn),
@@ -214,12 +218,14 @@ def training(
         statements.append(_allow([PROTECT_TASK], tasks_arn))
     if parameter_arn:
         statements.append(_allow(["ssm:GetParameter"], parameter_arn))
-        statements.append(_allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*"))
+        statements.append(_allow([*LOOK_AT_GROUPS, LOOK_AT_RESERVATIONS, SPOT_PRICES], "*"))
     if cluster_arn:
         here = cluster_arn.partition(":cluster/")[0]
         in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
         statements.append({**_allow(list(LOOK_AT_CLUSTER), "*"), "Condition": in_cluster})
         statements.append(_allow(list(LOOK_AT_INSTANCES), [cluster_arn, f"{here}:capacity-provider/*"]))
+    if in_block:
+        statements.append(_allow([LOOK_AT_RESERVATIONS], "*"))
     if own_group_arn:
         statements.append(_allow(list(LOOK_AT_INSTANCE), "*"))
         statements.append(_allow([MARK_UNHEALTHY], own_group_arn))

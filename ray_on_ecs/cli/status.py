@@ -35,6 +35,7 @@ from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs, is_asleep
 from ray_on_ecs.node import ray_status
 from ray_on_ecs.node.ray_status import HEAD, Node
 from ray_on_ecs.pools import gpus_of
+from ray_on_ecs.reservations import Reservation, parse
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import InstanceKind, hourly_usd
 from ray_on_ecs.tracking.end import end_in, words
@@ -72,7 +73,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
     elif ray or of_aws.get("services"):
         out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
         lines = [
-            *(_ray_lines(ray, (ray | of_aws)["node_groups"], cluster) if ray else ()),
+            *(_ray_lines(ray, ray | of_aws, cluster) if ray else ()),
             *(_aws_lines(of_aws, ray) if of_aws else ()),
         ]
         width = max(8, *(len(title) for title, _ in lines))
@@ -156,9 +157,12 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
         known = groups or {}
         stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, known, nodes)) or ({}, {})
         unknown |= refused
+        reserved = read("reservations", lambda: read_reservations(stack, info)) or {}
+        now = datetime.now(UTC)
         found |= {"node_groups": info["groups"], "scale_in": stopping}
+        found["reservations"] = {kind: each.words(now) for kind, each in reserved.items()}
         if nodes is not None:
-            usd = read("prices", lambda: read_hourly_usd(stack, info, nodes, known))
+            usd = read("prices", lambda: read_hourly_usd(stack, info, nodes, known, reserved))
             if usd:
                 total = sum(usd.values())
                 found |= {"hourly_usd": round(total, 4), "monthly_usd": round(total * HOURS_OF_MONTH, 2)}
@@ -172,11 +176,15 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
 
 
 def read_hourly_usd(
-    stack: Stack, info: ClusterInfo, nodes: Sequence[Node], groups: Mapping[str, Group | None]
+    stack: Stack,
+    info: ClusterInfo,
+    nodes: Sequence[Node],
+    groups: Mapping[str, Group | None],
+    reserved: Mapping[str, Reservation],
 ) -> dict[str, float]:
     """Return the cost in USD per hour as it stands: of what runs without workers, by part, and of workers, by kind.
 
-    Workers that have not joined count. TrainingError if a price is not known.
+    Workers that have not joined count, and reserved instances that are not used. TrainingError if a price is not known.
     """
     instances = [InstanceKind(node.instance_type, node.market, node.kind) for node in nodes if node.kind != HEAD]
     for kind, group in groups.items():
@@ -188,13 +196,36 @@ def read_hourly_usd(
     if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
     idle = {part: usd for part, usd in (stack.idle_hourly_usd or {}).items() if usd is not None}
-    return {HEAD: info["head_usd"], **idle, **hourly_usd(info, instances, partial(aws.call, stack))}
+    of_workers = hourly_usd(info, instances, partial(aws.call, stack))
+    return {HEAD: info["head_usd"], **idle, **of_workers, **_unused_usd(info, reserved)}
 
 
-def _ray_lines(
-    ray: Mapping[str, Any], node_groups: Mapping[str, NodeGroup], cluster: Cluster
-) -> Iterator[tuple[str, str]]:
-    """Yield a title and a text for each line; each zone of a pool has one."""
+def read_reservations(stack: Stack, info: ClusterInfo) -> dict[str, Reservation]:
+    """Return the reservations of the kinds of workers that have one; TrainingError if EC2 refuses."""
+    named = {kind: group["reservation"]["id"] for kind, group in info["groups"].items() if "reservation" in group}
+    found = {}
+    for kind, name in named.items():
+        answer = aws.call(stack, "ec2", "describe_capacity_reservations", CapacityReservationIds=[name])
+        found |= {kind: each} if (each := parse(answer)) else {}
+    return found
+
+
+def _unused_usd(info: ClusterInfo, reserved: Mapping[str, Reservation]) -> dict[str, float]:
+    """Return the cost of active reservations on demand for their instances that are not used."""
+    usd = {}
+    for kind, each in reserved.items():
+        group, prices = info["groups"][kind], info["prices"] or {}
+        known = [prices[name] - group["disk_usd"] for name in group["types"] if name in prices]
+        if known and each.free and each.state == "active" and not each.is_block:
+            usd[f"{each.free} unused of {each.id}"] = each.free * known[0]
+    return usd
+
+
+def _ray_lines(ray: Mapping[str, Any], known: Mapping[str, Any], cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield a title and a text for each line; each zone of a pool has one, and its reservation another.
+
+    `known` has the node groups as AWS has them, or else the head.
+    """
     seconds, is_asleep = ray["seconds_ago"], ray["asleep_since"] is not None
     if is_asleep:
         wakes = "the requested runs wake it" if ray["jobs"]["queued"] else f"{cluster.command('run')} wakes it"
@@ -209,8 +240,12 @@ def _ray_lines(
         else:
             of_kind[node.kind].append(node)
     pools: dict[str, list[str]] = defaultdict(list)
-    for kind, group in node_groups.items():
+    for kind, group in known["node_groups"].items():
         pools[group["pool"]].append(_node_group(of_kind.pop(kind, []), group))
+        if "reservation" in group:
+            why = known.get("unknown", {}).get("reservations", "EC2 does not tell more")
+            unread = f"capacity reservation {group['reservation']['id']} ({why})"
+            pools[group["pool"]].append(known.get("reservations", {}).get(kind, unread))
     for _, nodes in sorted(of_kind.items()):  # of a group that is not known, or no longer there
         pools[nodes[0].pool].append(_node_group(nodes))
     for pool, texts in pools.items():

@@ -1,6 +1,7 @@
 """Notices of EC2 and EC2 Auto Scaling: the end of this node's instance, and signs of it.
 
 The instance passes on the texts of its metadata service (`infra.definitions.user_data`), because a task can't ask it.
+In a Capacity Block, whose end is not among them, EC2 is asked for it (`ray_on_ecs.node.block`).
 When the instance ends, `ray-worker` releases its task, as ECS may not stop a protected one when it drains the instance,
 and has Ray drain the node until shortly before EC2's time. A text that is not one of AWS's means nothing.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -27,7 +29,9 @@ from ray_on_ecs.contract import (
     SCHEDULED_EVENTS,
     SPOT_ACTION,
 )
+from ray_on_ecs.node import block
 from ray_on_ecs.node.outage import Outage
+from ray_on_ecs.reservations import WARNED
 from ray_on_ecs.tracking.starts import moment
 
 logger = logging.getLogger(__name__)
@@ -71,6 +75,9 @@ class End:
     at: float | None  # its time (Unix time), or None if AWS does not name it
     # True for a scheduled event, for which neither ECS nor EC2 Auto Scaling replaces the instance.
     is_event: bool = False
+    # It counts from so long before its time until so long after it, if it is among the events.
+    before: float = EVENT_SECONDS
+    after: float = SURVIVED_SECONDS
 
 
 @dataclass(frozen=True)
@@ -78,25 +85,27 @@ class Notices:
     """Notices of AWS for an instance."""
 
     ends: tuple[End, ...] = ()  # its end by EC2 or EC2 Auto Scaling
-    events: tuple[End, ...] = ()  # interruptions that EC2 has scheduled, often days ahead
+    events: tuple[End, ...] = ()  # interruptions that EC2 has scheduled, often days ahead, and a Capacity Block's end
     recommendation: str = ""  # time of EC2's recommendation to replace it, as EC2 writes it, or nothing
 
     def end(self, now: float) -> End | None:
         """Return the end that leaves the least time, of those that have begun or are near."""
         near = [
-            event
-            for event in self.events
-            if event.at is not None and -SURVIVED_SECONDS <= event.at - now <= EVENT_SECONDS
+            event for event in self.events if event.at is not None and -event.after <= event.at - now <= event.before
         ]
         return min([*self.ends, *near], key=lambda end: deadline_of(end, now), default=None)
 
 
 def of_instance() -> Notices:
-    """Return the notices for this node's instance; none without a file, or from an old or broken one."""
+    """Return the notices for this node's instance; of a file that is absent, old or broken, none."""
     instance = os.environ.get(INSTANCE_FILE_VARIABLE)
     if not instance:
         return Notices()
-    file = Path(instance).with_name(NOTICES_FILE)
+    notices, end = _in_file(Path(instance).with_name(NOTICES_FILE)), _of_block()
+    return replace(notices, events=(*notices.events, end)) if end else notices
+
+
+def _in_file(file: Path) -> Notices:
     try:
         is_old = time.time() - file.stat().st_mtime > OLD_SECONDS
         return Notices() if is_old else parse(_load(file.read_text()))
@@ -250,6 +259,15 @@ def _event(event: Any) -> End | None:
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
     return End(f"{code} of this instance{_when(at)}", at, is_event=True) if is_due else None
+
+
+def _of_block() -> End | None:
+    """Return the end of this instance by the end of its Capacity Block, which it does not survive."""
+    found = block.current()
+    if found is None or found.terminates_at is None:
+        return None
+    at = found.terminates_at.timestamp()
+    return End(f"the end of this instance in {found}{_when(at)}", at, before=WARNED.total_seconds(), after=math.inf)
 
 
 def _when(at: float | None) -> str:

@@ -279,10 +279,10 @@ class Prices:
             found = hourly_prices(info, {*names.values()}, recent_spot_prices)
             self._on_demand = info["prices"] or self._on_demand
             for kind, name in names.items():
-                price = found.get(name) or self._known.get(kind) or self._on_demand.get(name.instance_type or "")
-                if price is not None:
-                    self._known[kind] = price
+                known = found.get(name), self._known.get(kind), self._on_demand.get(name.instance_type or "")
+                if prices := [price for price in known if price is not None]:  # 0 in a Capacity Block
+                    self._known[kind] = prices[0]
         highest = max([*self._known.values(), *self._on_demand.values()], default=0.0)
-        if kinds and not highest:
+        if kinds and not (self._known or self._on_demand):
             raise LookupError("the stack has no prices")
         return {kind: self._known.get(kind, highest) for kind in kinds}

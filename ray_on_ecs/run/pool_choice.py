@@ -283,6 +283,8 @@ class PoolChoice:
         types, prices = " or ".join(group["types"]) or "node", self.info["prices"] or {}
         known = [prices[each] for each in group["types"] if each in prices]
         usd = f", up to {number * max(known):.2f} USD an hour" if known else ""
+        if group.get("reservation", {}).get("is_block"):
+            usd = ", paid up front"
         logger.info(f"pool {group['pool']} ({number} x {types} in {_zones(group)}{usd}): {reason}")
         self._note(
             {
@@ -327,6 +329,8 @@ class PoolChoice:
         pool = self.info["groups"][self.kind]["pool"]
         known = {zone for group in groups if group["pool"] == pool for zone in group["zones"]}
         others = [zone for zone in zones_with_capacity(self._watch.refusal) if zone not in known]
+        if "reservation" in self.info["groups"][self.kind]:  # its zone is fixed
+            return ""
         return f"EC2 has capacity in {listed(others)}: add to {pools.setting(pool, 'zones')}" if others else ""
 
     def _where(self, kind: str) -> str:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.reservations import parse
 from ray_on_ecs.starting.cause import Nodes, explain, members
 from ray_on_ecs.starting.launches import launch_line, newest_failure, without_ids
 from ray_on_ecs.starting.look import ACTIVITIES, Ask, Look, WorkersLook, ask_soon
@@ -79,11 +80,30 @@ class Shortage:
         self.refusal = failure if failure and launch_error(failure) in OF_PLACE else ""
         have, zones = f"only {number} of {needed}" if number else "no", " or ".join(self._group["zones"])
         self.reason = launch_line(self.refusal, self._group["types"], zones, have).partition(";")[0]
-        if nodes.group is None and not nodes.unknown:
+        if why := self._reservation(now, is_refused=bool(failure)):
+            self.refusal = self.reason = why
+            self._show(f"{why}; the run goes to its next pool, if it has one (--pool)")
+        elif nodes.group is None and not nodes.unknown:
             self._show(f"Auto Scaling group {self._group['group']} not found; pulumi up creates it")
         else:
             self._show(explain(nodes, now, needed, max(now - self._since, timedelta())))
         logger.debug(f"{self._group['group']}: {number} of {needed} instances, {failure or 'no failure'}")
+
+    def _reservation(self, now: datetime, *, is_refused: bool) -> str:
+        """Return why the group's reservation gets no instances; empty without one, and if EC2 does not tell.
+
+        Its nodes may still be there: they are about to end, and don't join any longer.
+        """
+        reserved = self._group.get("reservation")
+        if reserved is None:
+            return ""
+        which = {"CapacityReservationIds": [reserved["id"]]}
+        listed = Look(self._ask, "").listed("ec2", "describe_capacity_reservations", "CapacityReservations", **which)
+        found = parse({"CapacityReservations": listed})
+        if found is None:
+            return ""
+        full = f"{found} has {found.free} of its {found.count} instances free" if is_refused and not found.free else ""
+        return found.closed(now) or full
 
     def _ask_aws(self) -> Nodes:
         name, look = self._group["group"], Look(self._ask, "")

@@ -281,7 +281,13 @@ KEY = _error(
     "Auto Scaling may not use the KMS key of the disk",
     "set it as kmsKeyArn, or grant it to AWSServiceRoleForAutoScaling (docs/troubleshooting.md)",
 )
+RESERVATION = _error(
+    r"Reservation\s?Capacity\s?Exceeded|capacity reservation|CapacityReservation|capacity block",
+    "the capacity reservation has no free instance",
+    "ray-on-ecs status shows its start, end and use",
+)
 LAUNCH_ERRORS = {
+    "reservation": RESERVATION,
     "capacity": CAPACITY,
     "quota": QUOTA,
     "price": _error(
@@ -371,7 +377,7 @@ LAUNCH_ERRORS = {
     ),
 }
 # Errors that another type or zone may not have. The others stay where a run goes: an IAM policy, a key, a template.
-OF_PLACE = [CAPACITY, QUOTA, *(LAUNCH_ERRORS[name] for name in ("price", "addresses", "type"))]
+OF_PLACE = [RESERVATION, CAPACITY, QUOTA, *(LAUNCH_ERRORS[name] for name in ("price", "addresses", "type"))]
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/health-checks-overview.html
 ENDED_BY_CHECK = re.compile(r"health check|status check|taken out of service in response to an? EC2", re.I)
 SPOT = re.compile("spot", re.I)

@@ -15,6 +15,7 @@ from ray_on_ecs.cluster_info import (
     ClusterInfo,
     NodeGroup,
     ask_aws,
+    price_of,
     read_cluster_info,
     recent,
     spot_prices,
@@ -78,10 +79,11 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     instances: list[InstanceCost] = []
     for each, count in labelled_hours.items():
         instance_type, group = each.instance_type or "", info["groups"].get(each.kind)
-        if each not in prices or instance_type not in info["prices"] or each.market is None or group is None:
+        on_demand = _on_demand(each, info)
+        if each not in prices or on_demand is None or each.market is None or group is None:
             return None
         usd += count * prices[each]
-        on_demand_usd += count * info["prices"][instance_type]
+        on_demand_usd += count * on_demand
         named: InstanceCost = {
             "pool": group["pool"],
             "zones": group["zones"],
@@ -133,7 +135,7 @@ def hourly_prices(
         instances: Kinds with type and market.
         ask: Asks AWS by service and operation, with arguments, once, if some are on spot.
     """
-    prices = {each: (info["prices"] or {}).get(each.instance_type or "") for each in instances if each.market != SPOT}
+    prices = {each: _on_demand(each, info) for each in instances if each.market != SPOT}
     groups = {
         each: info["groups"][each.kind] for each in instances if each.market == SPOT and each.kind in info["groups"]
     }
@@ -146,6 +148,11 @@ def hourly_prices(
             found = spot_prices({"SpotPriceHistory": own}, group["disk_usd"])
             prices[each] = found.get(each.instance_type or "")
     return {each: price for each, price in prices.items() if price is not None}
+
+
+def _on_demand(instance: InstanceKind, info: ClusterInfo) -> float | None:
+    group, prices, name = info["groups"].get(instance.kind), info["prices"] or {}, instance.instance_type or ""
+    return price_of(group, name, prices) if group else prices.get(name)
 
 
 def recent_spot_prices(service: str, operation: str, **question: Any) -> Any:

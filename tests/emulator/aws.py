@@ -11,6 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -252,6 +253,37 @@ for _by_region in INSTANCE_TYPE_OFFERINGS.values():
 def _load_tree_parameters(original: Any, self: Any, path: str) -> None:
     region = RECORDED if self.region_name in OTHER_PARTITIONS else self.region_name
     original(self, path.replace(self.region_name, region))
+
+
+# EC2: capacity reservations, which moto lacks: two p5.48xlarge on demand, and in a Capacity Block.
+
+RESERVATIONS = {"cr-0dc00000000000000": "default", "cr-0b10c000000000000": "capacity-block"}
+
+
+@instead_of(EC2Response, "describe_capacity_reservations")
+def _describe_capacity_reservations(_: None, self: Any) -> ActionResult:
+    [name] = self._get_param("CapacityReservationIds")
+    if name not in RESERVATIONS:
+        raise AwsError("InvalidCapacityReservationId.NotFound", f"The capacity reservation ID '{name}' does not exist.")
+    now = datetime.now(UTC)
+    reservation = {
+        "CapacityReservationId": name,
+        "OwnerId": self.current_account,
+        "InstanceType": "p5.48xlarge",
+        "InstancePlatform": "Linux/UNIX",
+        "AvailabilityZone": f"{self.region}a",
+        "Tenancy": "default",
+        "TotalInstanceCount": 2,
+        "AvailableInstanceCount": 2,
+        "State": "active",
+        "StartDate": now - timedelta(days=1),
+        "InstanceMatchCriteria": "targeted",
+        "ReservationType": RESERVATIONS[name],
+        "Interruptible": False,
+    }
+    if RESERVATIONS[name] == "capacity-block":
+        reservation["EndDate"] = now + timedelta(days=2)
+    return ActionResult({"CapacityReservations": [reservation]})
 
 
 # Auto Scaling: instances that are protected, instance refreshes, and what an update forgets.

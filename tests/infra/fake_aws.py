@@ -22,7 +22,7 @@ import pulumi
 from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import buckets, code_build, docker, file_systems, prices
+from infra.config import buckets, code_build, docker, file_systems, prices, reservations
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
 from infra.types import NodeSpec, Price
@@ -105,6 +105,7 @@ class Cloud(mocks.Mocks):
     addresses: int = 0
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     s3_answers: dict[str, Any] = field(default_factory=dict)
+    reservations: tuple[dict[str, Any], ...] = ()
     amis: dict[str, dict[str, Any]] = field(default_factory=dict)
     partition: str = "aws"
     bucket_region: str = REGION
@@ -149,6 +150,7 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.object(prices, "client", return_value=self)
+        ec2 = mock.patch.object(reservations, "client", return_value=self)
         s3 = mock.patch.object(buckets, "client", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
         no_docker = mock.patch.object(docker, "check", return_value=self.image_problem)
@@ -156,6 +158,7 @@ class Cloud(mocks.Mocks):
         with (
             environment,
             clients,
+            ec2,
             s3,
             mock.patch.object(file_systems, "client", FakeFileSystems().client),
             no_docker,
@@ -192,6 +195,14 @@ class Cloud(mocks.Mocks):
                 if name in self.spot_prices
             ]
         }
+
+    def describe_capacity_reservations(self, CapacityReservationIds: list[str]) -> dict[str, Any]:
+        """Answer as EC2 does."""
+        operation = "describe_capacity_reservations"
+        if operation in self.silent:
+            raise ClientError({"Error": {"Code": self.silence}}, operation)
+        named = [each for each in self.reservations if each["CapacityReservationId"] in CapacityReservationIds]
+        return {"CapacityReservations": named}
 
     def value(self, output: pulumi.Input[Any]) -> Any:
         """Value of an output, or None where it is unknown."""

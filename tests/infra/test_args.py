@@ -196,6 +196,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "job_secrets": (f"{SECRET}:hf-AbCdEf, {SECRET}:team/wandb-1", (f"{SECRET}:hf-AbCdEf", f"{SECRET}:team/wandb-1")),
     "environment": ("HF_HOME=/tmp/hf, NCCL_DEBUG=INFO", {"HF_HOME": "/tmp/hf", "NCCL_DEBUG": "INFO"}),
     "root_volume_gib": ("200", 200),
+    "worker_capacity_reservation_id": ("", ""),  # excludes several types
     "log_retention_days": ("7", 7),
     "check_quotas": ("false", False),
     "max_hourly_usd": ("12.5", 12.5),

@@ -125,7 +125,8 @@ def test_only_who_waits_for_workers_looks_at_them() -> None:
     facts = TOKEN.replace("auth", "facts")
     *_, read, look = policies.training(partition="aws", bucket_arn=BUCKET, parameter_arn=facts)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": facts}
-    assert look == {"Effect": "Allow", "Action": [*policies.LOOK_AT_GROUPS, policies.SPOT_PRICES], "Resource": "*"}
+    actions = [*policies.LOOK_AT_GROUPS, policies.LOOK_AT_RESERVATIONS, policies.SPOT_PRICES]
+    assert look == {"Effect": "Allow", "Action": actions, "Resource": "*"}
 
 
 def test_only_who_waits_for_workers_reads_the_cluster() -> None:

@@ -46,6 +46,7 @@ ALL = {
     "onDemand": 1,
     "rootVolumeGib": 500,
     "efa": "false",
+    "capacityReservationId": "",  # excludes several types and spot
 }
 MADE = WorkerPoolArgs(
     instance_types=(P5, "p5e.48xlarge"),
@@ -182,7 +183,10 @@ def test_names_of_pools(cloud: Cloud, name: str) -> None:
         ("rootVolumeGiB", "did you mean rootVolumeGib?"),
         ("idleTimeoutMinutes", "it is a key of the cluster, and holds for all pools"),
         ("maxHourlyUsd", "it is a key of the cluster, and holds for all pools"),
-        ("tenancy", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa"),
+        (
+            "tenancy",
+            "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa, capacityReservationId",
+        ),
     ],
 )
 def test_unknown_keys_of_a_pool_are_refused(cloud: Cloud, key: str, hint: str) -> None:
@@ -195,7 +199,8 @@ def test_all_unknown_keys_of_a_pool_are_named(cloud: Cloud) -> None:
         load(cloud, pool(maxWorkers=2, tenancy="secret", availabilityZones="us-west-2c"))
     assert str(refused.value) == (
         "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), tenancy, availabilityZones (did you "
-        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa"
+        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib, efa, "
+        "capacityReservationId"
     )
 
 

@@ -58,6 +58,19 @@ def test_candidates_of_a_run_in_its_order(given: dict[str, Any], kinds: list[str
     assert pools.candidates(ALL, **given) == kinds
 
 
+@pytest.mark.parametrize("is_block", [True, False])
+def test_reserved_pool_comes_before_cheaper_ones(is_block: bool) -> None:
+    info = workers(
+        workers=node_group(),
+        l4_workers=node_group("l4", "g6.xlarge"),
+        h100_workers=node_group("h100", "p5.48xlarge", units=8),
+    )
+    for prices in (None, {"p5.48xlarge": 55.04, "g6.xlarge": 0.8, "g5.xlarge": 1.0}):
+        info["prices"] = prices
+        info["groups"]["h100-workers"]["reservation"] = {"id": "cr-0123456789abcdef0", "is_block": is_block}
+        assert [*pools.kinds_by_pool(info)] == ["default", "h100", "l4"]
+
+
 @pytest.mark.parametrize(
     ("prices", "order"),
     [

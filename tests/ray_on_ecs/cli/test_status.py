@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import aws
+from tests.ec2_reservations import BLOCK_ID, answer
 from tests.ray_on_ecs.cli.account import Laptop, group_name
 
 SPOT_USD = 0.00001  # moto's price of all types
@@ -469,6 +470,40 @@ def test_pool_without_nodes_says_what_it_would_start(stack: Laptop) -> None:
     assert found["h100"] == "0 of 2 nodes in us-east-1c or us-east-1d: p5.48xlarge or p5en.48xlarge (8 x H100 or H200)"
     assert found["prep"] == "0 of 1 node in us-east-1c: c7i.large (2 CPUs)"
     assert "no workers-b are configured (maxWorkers is 0)" in found["scale-in"]
+
+
+ON_DEMAND = {"spot": False, "reservation": {"id": BLOCK_ID, "is_block": False}}
+IN_BLOCK = {"spot": False, "reservation": {"id": BLOCK_ID, "is_block": True}}
+
+
+def test_reservation_is_shown_with_its_unused_cost(stack: Laptop) -> None:
+    stack.put_pools({"h100-workers": ON_DEMAND})
+    stack.front.texts["DescribeCapacityReservations"] = answer(free=1)
+    document = json.loads(stack.run("status", "--json").stdout)
+    assert document["reservations"] == {
+        "h100-workers": f"capacity reservation {BLOCK_ID}, 1 of 2 in use, billed also without instances"
+    }
+    assert document["hourly_usd_by_part"][f"1 unused of {BLOCK_ID}"] == pytest.approx(55.04)
+    assert document["hourly_usd_by_part"]["h100-workers"] == pytest.approx(55.04)
+    assert document["unknown"] == {}
+
+
+def test_block_is_shown_with_its_end_and_without_a_price(stack: Laptop) -> None:
+    stack.put_pools({"h100-workers": IN_BLOCK})
+    stack.front.texts["DescribeCapacityReservations"] = answer(datetime(2099, 1, 2, 3, 4, tzinfo=UTC), free=1)
+    found = shown(stack.run("status"))
+    line = f"Capacity Block {BLOCK_ID} until 2099-01-02 03:04 UTC, 1 of 2 in use, paid up front"
+    assert found["h100"] == f"0 of 2 nodes in us-east-1c: p5.48xlarge (8 x H100); {line}"
+    assert "h100-workers 0.00" in found["cost"]
+    assert "unused" not in found["cost"]
+
+
+def test_reservation_that_ec2_does_not_describe_has_its_reason(stack: Laptop) -> None:
+    stack.put_pools({"h100-workers": ON_DEMAND})
+    stack.front.refused.add("DescribeCapacityReservations")
+    found = shown(stack.run("status"))
+    assert f"; capacity reservation {BLOCK_ID} (" in found["h100"]
+    assert "USD an hour" in found["cost"]
 
 
 def test_zones_of_a_pool_are_together(stack: Laptop) -> None:

@@ -459,3 +459,10 @@ def test_reached_limit_has_numbers_without_exponents() -> None:
 def test_limit_that_is_not_a_number_is_refused(flag: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}: "):
         config(**{flag: value})
+
+
+def test_instances_of_a_block_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = InstanceKind("g5.xlarge", "on-demand")
+    info = stack(reservation={"id": "cr-0123456789abcdef0", "is_block": True})
+    monkeypatch.setattr(limit, "read_cluster_info", lambda: info)
+    assert Prices().read([kind]) == {kind: 0.0}

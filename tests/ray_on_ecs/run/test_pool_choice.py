@@ -88,6 +88,7 @@ class Cloud:
         self.activities: dict[str, list[Any]] = {}
         self.errors: dict[str, Exception] = {}
         self.deleted: set[str] = set()
+        self.reservation: Any = None
         self.asked: list[str] = []
 
     def want(self, name: str, number: int) -> None:
@@ -119,6 +120,11 @@ class Cloud:
         found = {"AutoScalingGroupName": name, "Instances": instances, "MaxSize": 4, "DesiredCapacity": 4}
         found["AvailabilityZones"] = [f"us-east-1{name[-1]}"]
         return {"AutoScalingGroups": [] if name in self.deleted else [found]}
+
+    def describe_capacity_reservations(self, CapacityReservationIds: list[str]) -> Any:
+        if isinstance(self.reservation, Exception):
+            raise self.reservation
+        return {"CapacityReservations": [] if self.reservation is None else [self.reservation]}
 
     def describe_scaling_activities(self, AutoScalingGroupName: str, MaxRecords: int) -> Any:
         return {"Activities": self.activities.get(AutoScalingGroupName, [])[:MaxRecords]}
@@ -646,3 +652,64 @@ def test_capacity_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch) -> No
     watch.look_if_due()
     assert CAPACITY.pattern.search(watch.refusal)
     assert watch.line.startswith("EC2 has no p5.48xlarge in us-east-1c at the moment; ")
+
+
+RESERVED = "cr-0123456789abcdef0"
+IN_BLOCK = {"reservation": {"id": RESERVED, "is_block": True}}
+
+
+def block(**changed: Any) -> dict[str, Any]:
+    """A Capacity Block of two instances, as EC2 describes it."""
+    times = {"StartDate": BEGAN - timedelta(days=1), "EndDate": BEGAN + timedelta(days=2)}
+    numbers = {"TotalInstanceCount": 2, "AvailableInstanceCount": 2}
+    state = {"CapacityReservationId": RESERVED, "State": "active", "ReservationType": "capacity-block"}
+    return {**state, **times, **numbers, **changed}
+
+
+CLOSED = {
+    "is scheduled, and starts at 2026-01-02 06:00 UTC": block(State="scheduled", StartDate=BEGAN + timedelta(hours=30)),
+    "is payment-pending": block(State="payment-pending"),
+    "is expired": block(State="expired"),
+    "terminates its instances from 2026-01-01 00:40 UTC": block(EndDate=BEGAN + timedelta(minutes=70)),
+}
+
+
+@pytest.mark.parametrize(("why", "found"), CLOSED.items(), ids=range(len(CLOSED)))
+@pytest.mark.parametrize("instances", [0, 2])
+def test_closed_reservation_moves_the_run_at_once(why: str, found: dict[str, Any], instances: int) -> None:
+    """Also while its instances are there, which end soon."""
+    h100 = {"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}
+    run = Run(stack(h100, A100), needed=1, num_workers=8, gpu="H100,A100")
+    run.cloud.now += timedelta(minutes=30)
+    run.cloud.reservation, run.cloud.has = found, {"h100-c": instances}
+    assert run.look() == "p4d-workers"
+    assert run.lines[-1].startswith(f"pool p4d (1 x p4d.24xlarge in us-east-1a): Capacity Block {RESERVED} ")
+    assert why in run.lines[-1]
+
+
+def test_run_without_another_pool_is_told_the_start() -> None:
+    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run.cloud.reservation = block(State="scheduled", StartDate=BEGAN + timedelta(hours=5))
+    assert run.visit(3) == ["h100-workers"] * 3
+    assert run.choice.line.startswith(f"Capacity Block {RESERVED} is scheduled, and starts at 2026-01-01 05:00 UTC")
+    run.cloud.reservation, run.cloud.has = block(), {"h100-c": 1}
+    run.look()
+    assert run.choice.line == ""
+
+
+def test_full_reservation_is_named_and_its_zone_stays() -> None:
+    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run.cloud.reservation, run.cloud.refusals = block(AvailableInstanceCount=0), {"h100-c": no_capacity("p5", "b")}
+    run.look()
+    assert run.choice.line.startswith(f"Capacity Block {RESERVED} has 0 of its 2 instances free")
+    assert "add" not in run.choice.line
+
+
+@pytest.mark.parametrize("answer", [None, {}, Refused("UnauthorizedOperation", DENIED)], ids=range(3))
+def test_reservation_that_is_not_known_changes_nothing(answer: Any) -> None:
+    run = Run(
+        stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}, A100), needed=1, num_workers=8, gpu="H100,A100"
+    )
+    run.cloud.reservation, run.cloud.has = answer, {"h100-c": 1}
+    assert run.visit(3) == ["h100-workers"] * 3
+    assert run.choice.line == ""

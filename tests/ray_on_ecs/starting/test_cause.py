@@ -147,6 +147,12 @@ def test_ended_launch_of_unknown_status_is_shown_as_aws_wrote_it() -> None:
 
 # Messages of AWS, from its documentation and from groups of others, by the kind of error.
 MESSAGES = {
+    "reservation": [
+        "ReservationCapacityExceeded - The targeted Capacity Reservation does not enough available instance capacity.",
+        "The capacity reservation cr-0123456789abcdef0 is not active",
+        "InvalidCapacityReservationId.NotFound",
+        "The Capacity Block cr-0123456789abcdef0 has not started",
+    ],
     "capacity": [
         "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently do not have sufficient",
         "InsufficientHostCapacity",

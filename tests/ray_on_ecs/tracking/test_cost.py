@@ -344,3 +344,25 @@ def test_instances_within_the_idle_timeout_count(minutes: int, seconds: float, p
 def test_outside_a_stack_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     assert lines_after_run(lambda seconds: {G5: 2}, then_stop=False) == []
+
+
+IN_BLOCK = {**H100, "spot": False, "reservation": {"id": "cr-0123456789abcdef0", "is_block": True}}
+
+
+def test_instances_of_a_block_cost_their_disks(put: Callable[..., Any]) -> None:
+    """Beside others of the type on demand."""
+    put(prices=POOLS["prices"], pools={"block-workers": IN_BLOCK, "h100-workers": {**H100, "spot": False}})
+    of_block = InstanceKind("p5.48xlarge", "capacity-block", "block-workers")
+    on_demand = InstanceKind("p5.48xlarge", "on-demand", "h100-workers")
+    for market in ("capacity-block", "on-demand", None):  # AWS does not say how the instance's metadata name it
+        cost = cost_of({of_block._replace(market=market): 2.0, on_demand: 1.0})
+        assert cost
+        assert cost["usd"] == 1.0 + 55.04
+
+
+def test_reserved_instances_on_demand_have_their_price(put: Callable[..., Any]) -> None:
+    reservation = {"id": "cr-0123456789abcdef0", "is_block": False}
+    put(prices=POOLS["prices"], pools={"h100-workers": {**IN_BLOCK, "reservation": reservation}})
+    cost = cost_of({InstanceKind("p5.48xlarge", "on-demand", "h100-workers"): 2.0})
+    assert cost
+    assert cost["usd"] == 110.08

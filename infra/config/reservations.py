@@ -1,0 +1,131 @@
+"""Capacity reservations that pools name: EC2's answers, and the rules for them.
+
+The AWS provider has no data source for On-Demand Capacity Reservations: hence boto3.
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pulumi
+
+from infra.config.args import RayClusterArgs
+from infra.config.clients import client
+from infra.config.lookup_rules import Rule, warning
+from infra.config.lookups import REFUSE, Question, ask_all
+from infra.errors import SettingError
+from infra.types import Caller, NodeSpec, Reservation
+from ray_on_ecs.contract import field_of
+
+# Fields of EC2's answer that can make a reservation unfit.
+FIELDS = (
+    *("CapacityReservationId", "State", "OwnerId", "InstanceType", "AvailabilityZone", "TotalInstanceCount"),
+    *("Tenancy", "InstancePlatform", "StartDate", "EndDate", "InstanceMatchCriteria", "ReservationType"),
+    *("OutpostArn", "PlacementGroupArn", "Interruptible", "UnusedReservationBillingOwnerId"),
+)
+# States in which a reservation gets no instances any more; in all others but `active` it gets none yet.
+OVER = ("expired", "cancelled", "cancelling", "failed", "payment-failed", "unsupported")
+# From so long before the end of a Capacity Block EC2 terminates its instances; ten minutes before, runs save.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
+LAST_MINUTES = 40
+
+
+def look_up(args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None = None) -> dict[str, Reservation]:
+    """Reservations by pool; SettingError if one is unfit, or can't be looked up."""
+    named = {name: pool for name, pool in args.pools.items() if pool.capacity_reservation_id and pool.most}
+    if not named:
+        return {}
+    ec2, most = client("ec2", caller.region), _most(args)
+    questions = []
+    for name, pool in named.items():
+        reservation_id = pool.capacity_reservation_id
+        call = partial(_describe, ec2, reservation_id)
+        conditions = rules(name, pool.instance_types[0], most[reservation_id], caller)
+        hint = f"use another reservation in {caller.region}, or remove it"
+        field = field_of(name, "capacity_reservation_id")
+        question = Question(
+            field, reservation_id, "ec2:DescribeCapacityReservations", call, conditions, hint, denied=REFUSE
+        )
+        questions.append(question)
+    return {name: _reservation(found, caller) for name, found in zip(named, ask_all(questions, opts), strict=True)}
+
+
+def check_zones(nodes: Mapping[str, NodeSpec]) -> None:
+    """Refuse a pool in another zone than its reservation, also one whose zone the state keeps."""
+    for node in nodes.values():
+        reservation = node.reservation
+        if reservation and node.zones != (reservation.zone,):
+            field = field_of(node.pool, "zones")
+            problem = f"must be {reservation.zone}, the zone of {reservation}"
+            raise SettingError(field, ",".join(node.zones), problem, f"set it to {reservation.zone}")
+
+
+def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule]:
+    """Rules for the reservation of a pool; `most` is the number of instances of all pools that name it."""
+    types, number = field_of(pool, "instance_types"), field_of(pool, "max")
+    account, now = caller.account, datetime.now(UTC)
+
+    def lasts(end: datetime, kind: str) -> bool:
+        return end > now + timedelta(minutes=LAST_MINUTES if kind == "capacity-block" else 0)
+
+    def is_own_group(arn: str) -> bool:
+        return not arn or arn.split(":")[4] == account
+
+    return [
+        Rule("State", lambda state: state not in OVER, "is {}"),
+        Rule("EndDate ReservationType", lasts, "ends at {:%Y-%m-%d %H:%M} UTC, and gets no more instances"),
+        Rule("InstanceType", (instance_type,), f"is of {{}}, and {types} is {instance_type}", f"set {types} to it"),
+        Rule("TotalInstanceCount", lambda count: count >= most, f"has {{}} of {most} instances", f"lower {number}"),
+        Rule("Tenancy", ("default",), "is on {} hardware, and the instances are on shared hardware"),
+        Rule("InstancePlatform", ("Linux/UNIX",), "is for {}, and the instances run Amazon Linux (Linux/UNIX)"),
+        Rule("OutpostArn", lambda arn: not arn, "is on the Outpost {}"),
+        Rule("Interruptible", (False,), "is interruptible, which needs a market of its own"),
+        Rule("ReservationType", ("default", "capacity-block"), "is of the unknown type {}"),
+        Rule("PlacementGroupArn", is_own_group, "is in the placement group {}, which Auto Scaling can't use"),
+        warning("waits", ("",), "is {}; until then runs in this pool wait, or go to another", "wait"),
+        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner"),
+        warning(
+            "InstanceMatchCriteria",
+            ("targeted",),
+            "is {}, so that other instances of its type take it, too",
+            "without this key, instances also use it",
+        ),
+    ]
+
+
+def _most(args: RayClusterArgs) -> dict[str, int]:
+    """Maximum number of instances by reservation."""
+    most: dict[str, int] = {}
+    for pool in args.pools.values():
+        most[pool.capacity_reservation_id] = most.get(pool.capacity_reservation_id, 0) + pool.most
+    return most
+
+
+def _describe(ec2: Any, reservation_id: str, opts: Any) -> Any:
+    found: Sequence[Any] = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])[
+        "CapacityReservations"
+    ]
+    if not found:
+        raise LookupError(f"{reservation_id} not found")
+    answer = SimpleNamespace(**{field: found[0].get(field) for field in FIELDS})
+    answer.waits = ""
+    if answer.State != "active":
+        starts = f", and starts at {answer.StartDate:%Y-%m-%d %H:%M} UTC" if answer.StartDate else ""
+        answer.waits = f"{answer.State}{starts}"
+    return answer
+
+
+def _reservation(found: Any, caller: Caller) -> Reservation:
+    return Reservation(
+        id=found.CapacityReservationId,
+        is_block=found.ReservationType == "capacity-block",
+        zone=found.AvailabilityZone,
+        count=found.TotalInstanceCount,
+        payer="" if found.OwnerId == caller.account else found.UnusedReservationBillingOwnerId or found.OwnerId,
+        placement_group=(found.PlacementGroupArn or "").rpartition("/")[2],
+    )

@@ -1,0 +1,79 @@
+"""Capacity reservations as EC2 describes them: start, end and use.
+
+A Capacity Block ends its instances half an hour before its own end, without a notice in their metadata.
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+BLOCK = "capacity-block"
+# From so long before the end of a Capacity Block, EC2 terminates its instances; it warns about that ten minutes before.
+TERMINATED, WARNED = timedelta(minutes=30), timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A capacity reservation; `start` and `end` are None where EC2 names none."""
+
+    id: str
+    is_block: bool
+    state: str
+    start: datetime | None
+    end: datetime | None
+    count: int
+    free: int
+
+    def __str__(self) -> str:
+        return f"{'Capacity Block' if self.is_block else 'capacity reservation'} {self.id}"
+
+    @property
+    def terminates_at(self) -> datetime | None:
+        """The time from which EC2 terminates the instances; None if it does not. On demand they outlive it."""
+        return self.end - TERMINATED if self.is_block and self.end else None
+
+    def closed(self, now: datetime) -> str:
+        """Return why it gets no instances now, free or not; empty if it does."""
+        last = self.terminates_at
+        if last and now >= last - WARNED:
+            return f"{self} ends at {clock(self.end)}, and EC2 terminates its instances from {clock(last)}"
+        if self.state == "active":
+            return ""
+        starts = f", and starts at {clock(self.start)}" if self.start and self.start > now else ""
+        return f"{self} is {self.state}{starts}"
+
+    def words(self, now: datetime) -> str:
+        """Return kind, end and use in words."""
+        until = f" until {clock(self.end)}" if self.end else ""
+        billed = "paid up front" if self.is_block else "billed also without instances"
+        closed = self.closed(now).removeprefix(f"{self} ").removeprefix("is ")
+        return f"{self}{until}, {closed or f'{self.count - self.free} of {self.count} in use'}, {billed}"
+
+
+def parse(answer: Any) -> Reservation | None:
+    """Return the reservation in an answer to DescribeCapacityReservations for one; None without one."""
+    try:
+        found = answer["CapacityReservations"][0]
+        return Reservation(
+            id=str(found["CapacityReservationId"]),
+            is_block=found.get("ReservationType") == BLOCK,
+            state=str(found["State"]),
+            start=_time(found.get("StartDate")),
+            end=_time(found.get("EndDate")),
+            count=int(found["TotalInstanceCount"]),
+            free=int(found.get("AvailableInstanceCount") or 0),
+        )
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
+def clock(time: datetime | None) -> str:
+    """Return a time in words: `2026-01-02 03:04 UTC`."""
+    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _time(value: object) -> datetime | None:
+    return value if isinstance(value, datetime) and value.tzinfo else None
