@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_POOL, DEFAULT_POOL, WORKERS, gpu_name
@@ -21,7 +21,11 @@ READ_SECONDS, RETRY_SECONDS = 60.0, 30.0
 _answers: dict[Hashable, tuple[Any, float]] = {}
 
 
-class NodeGroup(TypedDict):
+class _Efa(TypedDict, total=False):
+    efa: int  # EFA interfaces per node; missing without EFA
+
+
+class NodeGroup(_Efa):
     """Workers of one pool in one zone: equal instances, with an Auto Scaling group, a capacity provider and limits."""
 
     pool: str
@@ -48,6 +52,7 @@ class ClusterInfo(TypedDict):
     groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
+    network_gbits: NotRequired[dict[str, float]]  # baseline bandwidth in Gbit/s, by type; missing in earlier stacks
 
 
 def read_cluster_info() -> ClusterInfo | None:
@@ -106,6 +111,7 @@ def parse_cluster_info(text: str) -> ClusterInfo | None:
         groups |= document.get("pools", {})
         are_complete = all(NodeGroup.__required_keys__ <= group.keys() for group in groups.values())
         kept = {key: document[key] for key in ("prices", "head_usd")}
+        kept |= {key: document[key] for key in ("network_gbits",) if key in document}
         info: Any = {"cluster": document.get("cluster", ""), **kept, "groups": groups}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
@@ -124,6 +130,7 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         "spot": False,
         "default_nodes": limits["max"],
         "disk_usd": document.get("disk_usd", 0.0),
+        **({"efa": limits["efa"]} if limits.get("efa") else {}),
     }
     if kind == WORKERS:
         types = document["types"]
