@@ -21,7 +21,7 @@ from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
 from infra.config.together import together
 from infra.definitions.policies import ECR_IMAGE
-from infra.definitions.sizing import InstanceType
+from infra.definitions.sizing import InstanceType, network_gbits
 from infra.definitions.user_data import RESOLVE
 from infra.errors import SettingError, error_reason, is_absent, warn
 from infra.types import Caller, ExistingNetwork, NodeSpec, known
@@ -361,6 +361,9 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         tpm=answer.nitro_tpm_support != "unsupported",
         disk_mb=answer.ebs_performance_maximum_throughput or 0,
         accelerators=tuple(dict.fromkeys(device.name for devices in others for device in devices or ())),
+        network_gbits=network_gbits(
+            [card.baseline_bandwidth or 0 for card in answer.network_cards or ()], answer.network_performance or ""
+        ),
     )
 
 

@@ -69,6 +69,12 @@ def document(
         if kind != "head"
         for name, price in (node.prices or {}).items()
     }
+    gbits = {
+        each.name: each.network_gbits
+        for kind, node in nodes.items()
+        for each in node.instances
+        if kind != "head" and each.network_gbits
+    }
     return {
         "cluster": cluster,
         "group": group_names[WORKERS],
@@ -88,6 +94,7 @@ def document(
         "spot": worker.spot_count > 0,
         "spread": worker.spread,
         "prices": prices or None,
+        **({"network_gbits": gbits} if gbits else {}),
         "disk_usd": worker.disk_usd,
         "head_usd": max((price.on_demand for price in (nodes["head"].prices or {}).values()), default=None),
         "scaling": {kind: limits[kind] for kind in own},

@@ -136,9 +136,7 @@ class NetworkCheck:
         self._nodes, self._until = nodes, time.monotonic() + LIMIT_SECONDS
         return True
 
-    def result(
-        self, workers: WorkerStatuses, count: int, instances: Callable[[], InstanceNetwork]
-    ) -> Receipt | None:
+    def result(self, workers: WorkerStatuses, count: int, instances: Callable[[], InstanceNetwork]) -> Receipt | None:
         """Return the receipt of `count` workers once all have measured, one has failed, or the time is over."""
         parts = {rank: worker.network for rank, worker in workers.items() if worker.network}
         failed = {rank: part.failure for rank, part in parts.items() if part.failure}
