@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_POOL, DEFAULT_POOL, WORKERS, gpu_name
@@ -21,11 +21,13 @@ READ_SECONDS, RETRY_SECONDS = 60.0, 30.0
 _answers: dict[Hashable, tuple[Any, float]] = {}
 
 
-class _Efa(TypedDict, total=False):
+class NodeGroupOptions(TypedDict, total=False):
+    """Keys that a node group may lack."""
+
     efa: int  # EFA interfaces per node; missing without EFA
 
 
-class NodeGroup(_Efa):
+class NodeGroup(NodeGroupOptions):
     """Workers of one pool in one zone: equal instances, with an Auto Scaling group, a capacity provider and limits."""
 
     pool: str
@@ -43,7 +45,13 @@ class NodeGroup(_Efa):
     disk_usd: float  # part of the types' `prices` that is the disk's; EC2's spot prices are without it
 
 
-class ClusterInfo(TypedDict):
+class ClusterInfoOptions(TypedDict, total=False):
+    """Keys that a stack of an earlier version lacks."""
+
+    network_gbits: dict[str, float]  # baseline bandwidth in Gbit/s, by type
+
+
+class ClusterInfo(ClusterInfoOptions):
     """Workers of the stack."""
 
     cluster: str  # name of the ECS cluster
@@ -52,7 +60,6 @@ class ClusterInfo(TypedDict):
     groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
-    network_gbits: NotRequired[dict[str, float]]  # baseline bandwidth in Gbit/s, by type; missing in earlier stacks
 
 
 def read_cluster_info() -> ClusterInfo | None:

@@ -3,11 +3,11 @@
     ray-on-ecs run --num-workers 16 network_bench.py
     torchrun --nproc-per-node 2 network_bench.py --max-mb 64
 
-NCCL on GPUs, Gloo on CPUs. For each collective and size rank 0 prints the mean time, and the algorithm and bus bandwidth
-in GB/s (10^9 bytes) by the formulas of nccl-tests, whose numbers they can be compared with:
+NCCL on GPUs, Gloo on CPUs. For each collective and size rank 0 prints the mean time, and the algorithm and bus
+bandwidth in GB/s (10^9 bytes), by the formulas of nccl-tests, with whose numbers they can be compared:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. The bus bandwidth of ranks on several nodes is what
-each node sends, and so at most the bandwidth of its network. A picture of it is in network.png. The file is
-self-contained: copy it (ray-on-ecs recipe copy network_bench) and change it.
+each node sends, and so at most the bandwidth of its network; network.png shows it by size. The file is self-contained:
+copy it (ray-on-ecs recipe copy network_bench) and change it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ray_on_ecs import log, progress
 

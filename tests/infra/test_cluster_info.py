@@ -166,7 +166,7 @@ def test_further_kinds_are_readable(cloud: Cloud) -> None:
     assert set(info["groups"]) == set(KINDS)
     assert info["prices"] == {"g5.xlarge": 1.0, "c6i.2xlarge": 0.34, "p5.48xlarge": 55.04, "c6i.8xlarge": 1.36}
     pools = json.loads(text)["pools"]
-    assert all(group.keys() == NodeGroup.__annotations__.keys() for group in pools.values())
+    assert all(group.keys() == NodeGroup.__required_keys__ for group in pools.values())
     assert pools["h100-workers"] == {
         "pool": "h100",
         "zones": ["us-west-2b"],  # an Output
@@ -191,8 +191,8 @@ def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
     text = document(cloud, node_spec("g5.xlarge", gpus=1))
     info = parse_cluster_info(text)
     assert info is not None
-    assert info.keys() == cluster_info.ClusterInfo.__annotations__.keys()
-    assert info["groups"]["workers"].keys() == NodeGroup.__annotations__.keys()
+    assert info.keys() == cluster_info.ClusterInfo.__required_keys__
+    assert info["groups"]["workers"].keys() == NodeGroup.__required_keys__
     made = json.loads(text)
     for key in made.keys() - {"default_gpus", "disk_usd", "cluster", "group", "gpus"}:
         lacking = json.dumps({name: value for name, value in made.items() if name != key})

@@ -12,7 +12,7 @@ from ray_on_ecs.run import receipt
 from ray_on_ecs.run.group import Directive, NetworkStatus
 from ray_on_ecs.run.nccl_log import Transport
 from ray_on_ecs.run.receipt import LIMIT_SECONDS, InstanceNetwork
-from tests.ray_on_ecs.run.test_driver import Run, Workers, clock, give_notice, lose, stop
+from tests.ray_on_ecs.run.test_driver import Run, SimulatedHome, Workers, clock, give_notice, lose, stop
 from tests.run_folders import Clock
 
 __all__ = ["clock"]  # a fixture
@@ -41,11 +41,24 @@ class Measuring(Workers):
             super()._follow(rank, directive)
 
 
-def begin(folder: Path, part: NetworkStatus | None = None, **settings: Any) -> Run:
+class NetworkRun(Run):
+    """A run on two nodes with EFA."""
+
+    workers: Measuring
+
+    def __init__(self, folder: Path, part: NetworkStatus | None, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.workers = Measuring(part)
+
+
+@pytest.fixture(autouse=True)
+def efa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedHome, "network_of", lambda *_: InstanceNetwork(("p4d.24xlarge",), 4, 400.0))
+
+
+def begin(folder: Path, part: NetworkStatus | None = None, **settings: Any) -> NetworkRun:
     """Return a run whose workers have been told to measure."""
-    run = Run(folder, **settings)
-    run.workers = Measuring(part)
-    run.home.network_of = lambda node_ids: InstanceNetwork(("p4d.24xlarge",), 4, 400.0)  # ty: ignore[invalid-assignment]
+    run = NetworkRun(folder, part, **settings)
     run.step()
     assert run.told.measures
     return run
