@@ -13,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-TIMES = 5
+TIMES = 3
 
 
 def measure(host: str, port: int, rank: int, ranks: int, local_rank: int, size: int) -> float:
