@@ -362,8 +362,8 @@ class RunDriver:
         elif self._config.require_efa and not receipt.transport:
             logger.warning("--require-efa: the run goes on, as it is not known that NCCL does not use EFA")
         self._direct_to(measures=False)
-        with suppress(OSError):
-            self._ask(partial(self._document.note, network=receipt.document()))
+        note = partial(self._document.note, network=receipt.document())
+        threading.Thread(target=note, name="network", daemon=True).start()  # the scripts do not wait for the storage
 
     def _watch(self, group: Group, workers: WorkerStatuses) -> None:
         """End the start if a script has failed, a node is being reclaimed, the scripts hang, or all have finished."""

@@ -43,7 +43,7 @@ class Receipt:
 
     Attributes:
         nodes: The number of nodes.
-        ranks: The number of processes that took part.
+        ranks: The number of processes that have measured.
         transport: The chosen network; of ranks that differ, the one with the fewest EFA interfaces. None if it is not
             known.
         seconds: The time of an all-reduce; 0 if it was not measured.
@@ -64,7 +64,7 @@ class Receipt:
 
         https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md#allreduce
         """
-        if not self.seconds:
+        if not (self.seconds and self.ranks):
             return None
         return 2 * (self.ranks - 1) / self.ranks * BYTES / self.seconds * 8 / 1e9
 
@@ -107,7 +107,7 @@ class Receipt:
             "interface_count": (used.count or None) if used else None,
             "reason": (used.reason or None) if used else None,
             "nodes": self.nodes,
-            "ranks": self.ranks,
+            "ranks": self.ranks or None,
             "bytes": BYTES,
             "seconds": self.seconds or None,
             "busbw_gbits": round(self.gbits, 3) if self.gbits else None,
@@ -151,6 +151,7 @@ class NetworkCheck:
 def receipt_of(parts: Sequence[NetworkStatus], nodes: int, failure: str, instances: InstanceNetwork) -> Receipt:
     """Return the receipt of the workers' parts."""
     used = [part.transport for part in parts if part.transport]
+    ranks = sum(part.seconds > 0 for part in parts)
     least = min(used, key=lambda each: (each.name == EFA, each.count), default=None)
     seconds = 0.0 if failure else max((part.seconds for part in parts), default=0.0)
-    return Receipt(nodes, len(used), least, seconds, failure, instances)
+    return Receipt(nodes, ranks, least, seconds, failure, instances)

@@ -306,6 +306,8 @@ class ScriptWorker:
                 with network.probing(part, environment, self._lock) as probe:
                     while exchange.is_to_run and exchange.directive.measures:
                         exchange.report(network=probe.look(POLL_SECONDS))
+                        if exchange.status.network and exchange.status.network.has_ended:
+                            break
             except OSError as cause:
                 exchange.report(network=NetworkStatus(failure=one_line(cause), has_ended=True))
             while exchange.is_to_run and exchange.directive.measures:

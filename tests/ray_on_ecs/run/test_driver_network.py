@@ -14,6 +14,7 @@ from ray_on_ecs.run.nccl_log import Transport
 from ray_on_ecs.run.receipt import LIMIT_SECONDS, InstanceNetwork
 from tests.ray_on_ecs.run.test_driver import Run, SimulatedHome, Workers, clock, give_notice, lose, stop
 from tests.run_folders import Clock
+from tests.waiting import until
 
 __all__ = ["clock"]  # a fixture
 
@@ -64,6 +65,11 @@ def begin(folder: Path, part: NetworkStatus | None = None, **settings: Any) -> N
     return run
 
 
+def kept(run: Run) -> Any:
+    """Return the receipt in run.json, which is written beside the start."""
+    return until(lambda: (run.storage.read_json("run.json") or {}).get("network"), between=0.01)
+
+
 def done(transport: Transport = EFA) -> NetworkStatus:
     return NetworkStatus(transport, 0.01, has_ended=True)
 
@@ -82,14 +88,14 @@ def test_scripts_start_once_the_network_is_measured(tmp_path: Path) -> None:
     run.workers.part = done()
     run.until("running")
     assert any("NCCL uses EFA (4 interfaces)" in line for line in run.said)
-    assert run.storage.read_json("run.json")["network"]["transport"] == "EFA"
+    assert kept(run)["transport"] == "EFA"
 
 
 def test_efa_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
     run = begin(tmp_path, done(SOCKETS))
     run.until("running")
     assert any("the instances have EFA (4 interfaces), and NCCL uses sockets (eth0)" in line for line in run.said)
-    assert "EFA" in run.storage.read_json("run.json")["network"]["warning"]
+    assert "EFA" in kept(run)["warning"]
 
 
 def test_restart_on_the_same_nodes_measures_nothing(tmp_path: Path) -> None:

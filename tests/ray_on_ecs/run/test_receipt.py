@@ -93,8 +93,8 @@ def test_document_has_all_that_is_known() -> None:
     assert document["interfaces"] == ["eth0"]
     assert document["busbw_gbits"] == pytest.approx(2 * 15 / 16 * BYTES * 8 / 1e9, abs=1e-3)
     assert document["warning"] == receipt(SOCKETS).warning
-    unknown = receipt(None, 0.0, failure="x", instances=InstanceNetwork()).document()
-    given = {"interfaces", "nodes", "ranks", "bytes", "instance_types", "efa_interfaces", "failure"}
+    unknown = receipt(None, 0.0, ranks=0, failure="x", instances=InstanceNetwork()).document()
+    given = {"interfaces", "nodes", "bytes", "instance_types", "efa_interfaces", "failure"}
     assert {key for key, value in unknown.items() if value is not None} == given
 
 
@@ -137,7 +137,18 @@ def test_one_failure_ends_the_measurement() -> None:
     network.begin(PLACES)
     failed = NetworkStatus(EFA, failure="RuntimeError: x", has_ended=True)
     found = result_of(network, NetworkStatus(EFA), failed)
-    assert found == receipt(seconds=0.0, ranks=2, failure="rank 1: RuntimeError: x")
+    assert found == receipt(seconds=0.0, ranks=0, failure="rank 1: RuntimeError: x")
+
+
+def test_bandwidth_is_known_without_the_network() -> None:
+    network = check()
+    network.begin(PLACES)
+    found = result_of(network, *[replace(DONE, transport=None)] * 2)
+    assert found == receipt(None, ranks=2)
+    assert found is not None
+    assert found.line.startswith(
+        "network: the network that is used is not known; all-reduce of 256 MiB on 2 nodes: 215"
+    )
 
 
 @pytest.mark.parametrize("silent", [None, NetworkStatus(), NetworkStatus(SOCKETS)])
