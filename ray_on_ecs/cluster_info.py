@@ -28,11 +28,14 @@ class Reserved(TypedDict):
     is_block: bool
 
 
-class _Optional(TypedDict, total=False):
+class NodeGroupOptions(TypedDict, total=False):
+    """Keys that a node group may lack."""
+
+    efa: int  # EFA interfaces per node; missing without EFA
     reservation: Reserved  # that has all the instances
 
 
-class NodeGroup(_Optional):
+class NodeGroup(NodeGroupOptions):
     """Workers of one pool in one zone: equal instances, with an Auto Scaling group, a capacity provider and limits."""
 
     pool: str
@@ -50,7 +53,13 @@ class NodeGroup(_Optional):
     disk_usd: float  # part of the types' `prices` that is the disk's; EC2's spot prices are without it
 
 
-class ClusterInfo(TypedDict):
+class ClusterInfoOptions(TypedDict, total=False):
+    """Keys that a stack of an earlier version lacks."""
+
+    network_gbits: dict[str, float]  # baseline bandwidth in Gbit/s, by type
+
+
+class ClusterInfo(ClusterInfoOptions):
     """Workers of the stack."""
 
     cluster: str  # name of the ECS cluster
@@ -117,6 +126,7 @@ def parse_cluster_info(text: str) -> ClusterInfo | None:
         groups |= document.get("pools", {})
         are_complete = all(NodeGroup.__required_keys__ <= group.keys() for group in groups.values())
         kept = {key: document[key] for key in ("prices", "head_usd")}
+        kept |= {key: document[key] for key in ("network_gbits",) if key in document}
         info: Any = {"cluster": document.get("cluster", ""), **kept, "groups": groups}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
@@ -135,6 +145,7 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         "spot": False,
         "default_nodes": limits["max"],
         "disk_usd": document.get("disk_usd", 0.0),
+        **({"efa": limits["efa"]} if limits.get("efa") else {}),
     }
     if kind == WORKERS:
         types = document["types"]

@@ -50,6 +50,7 @@ REFUSED_WITH_DRIVER = {
     "pool": "chooses its nodes itself, by a label selector on ray.io/node-group",
     "mpi": "is not started by mpirun",
     "per_node": "starts its workers itself",
+    "require_efa": "starts its workers itself, whose network is not measured",
     "no_python": "is run by Python",
     "no_driver": "is what --driver is for",
 }
@@ -110,6 +111,12 @@ class RunConfig:
         "names of the pools to train on, in order of preference",
         metavar="NAME[,NAME...]",
     )
+    network_check: str = _resources(
+        "on",
+        "measure the network between nodes before the script starts on them, which takes some seconds",
+        choices=("on", "off"),
+    )
+    require_efa: bool = _resources(False, "train on pools with EFA only, and end the run if NCCL does not use it")
     worker_timeout: float = _resources(
         600.0,
         "seconds to wait for nodes to join the cluster; on a stack the default is 1800",
@@ -224,6 +231,7 @@ class RunConfig:
         if self.mpi and self.per_node:
             raise UsageError("--per-node: can't be given with --mpi, which starts the processes itself; leave one out")
         self._check_driver()
+        self._check_efa()
         check_address("--storage-path", self.storage_path)
         for item in self.input:
             check_address("--input", item)
@@ -387,6 +395,17 @@ class RunConfig:
             raise UsageError("--gpu: can't be given with --device cpu; leave one of them out")
         check_names("--gpu", self.gpu)
         check_names("--pool", self.pool)
+
+    def _check_efa(self) -> None:
+        """Refuse settings with which NCCL's choice is not known."""
+        others = {
+            "--mpi": self.mpi,
+            "--per-node": self.per_node,
+            "--network-check off": self.network_check == "off",
+            "--device cpu": self.device == "cpu",
+        }
+        for name in (name for name, is_given in others.items() if is_given and self.require_efa):
+            raise UsageError(f"--require-efa: can't be given with {name}, as NCCL is not tried then; leave one out")
 
     def _check_driver(self) -> None:
         """Refuse settings that a Ray program can't use, and ignore the environment's ones."""

@@ -27,6 +27,12 @@ class LimitReached(TrainingError):
     next_command: Sequence[str] = ()
 
 
+class EfaError(TrainingError):
+    """NCCL does not use EFA, and the run must; its script was not started."""
+
+    exit_status = 5
+
+
 class StorageError(TrainingError):
     """The storage could not be read or written, after several retries."""
 

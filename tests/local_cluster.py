@@ -41,6 +41,8 @@ BUSY_MACHINE = {
     "OMP_NUM_THREADS": "1",
     # Ray's default of 15 would leave its workers a thirtieth of a core.
     "RAY_worker_niceness": "0",
+    # It takes seconds of both cores; its own tests switch it on.
+    "RAY_ON_ECS_NETWORK_CHECK": "off",
     # Ray warns on stderr when a disk is 95 % full, between the lines that tests compare.
     "RAY_local_fs_capacity_threshold": "1",
 }

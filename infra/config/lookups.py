@@ -22,7 +22,7 @@ from infra.config.lookup_rules import Rule
 from infra.config.together import together
 from infra.definitions import efa
 from infra.definitions.policies import ECR_IMAGE
-from infra.definitions.sizing import InstanceType
+from infra.definitions.sizing import InstanceType, network_gbits
 from infra.definitions.user_data import RESOLVE
 from infra.errors import SettingError, error_reason, is_absent, warn
 from infra.types import Caller, ExistingNetwork, NodeSpec, known
@@ -373,6 +373,9 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
             interfaces=(answer.efa_maximum_interfaces or 0) if gpu else 0,
             network_cards=answer.maximum_network_cards or 1,
             slots=min((card.maximum_interfaces for card in answer.network_cards or () if not card.index), default=0),
+        ),
+        network_gbits=network_gbits(
+            [card.baseline_bandwidth or 0 for card in answer.network_cards or ()], answer.network_performance or ""
         ),
     )
 

@@ -42,6 +42,7 @@ def document(
             "max": scale.max_count,
             "idle_minutes": scale.idle_minutes,
             "units": nodes[kind].units,
+            **({"efa": len(nodes[kind].efa_cards)} if nodes[kind].efa_cards else {}),
             "group": group_names[kind],
             "provider": provider_names[kind],
         }
@@ -67,6 +68,12 @@ def document(
     # The price on demand counts for a type that other pools have in a Capacity Block.
     by_price = sorted((node for kind, node in nodes.items() if kind != "head"), key=lambda node: not node.is_in_block)
     prices = {name: price.on_demand for node in by_price for name, price in (node.prices or {}).items()}
+    gbits = {
+        each.name: each.network_gbits
+        for kind, node in nodes.items()
+        for each in node.instances
+        if kind != "head" and each.network_gbits
+    }
     return {
         "cluster": cluster,
         "group": group_names[WORKERS],
@@ -86,6 +93,7 @@ def document(
         "spot": worker.spot_count > 0,
         "spread": worker.spread,
         "prices": prices or None,
+        **({"network_gbits": gbits} if gbits else {}),
         "disk_usd": worker.disk_usd,
         **_reservation(worker),
         "head_usd": max((price.on_demand for price in (nodes["head"].prices or {}).values()), default=None),

@@ -5,6 +5,8 @@ One task fills one instance, so every number follows from EC2's description of t
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +35,8 @@ class InstanceType:
     `disk_mb` is the most that EBS reads or writes for it, in MB/s; some types have it for half an hour a day.
     `local_disk_gb` is the size of its local SSDs together.
     `accelerators` are the names of those that are not GPUs: AWS Trainium and Inferentia, FPGAs, video. `efa_cards` are
-    the network cards of instances with GPUs that can have an EFA.
+    the network cards of instances with GPUs that can have an EFA. `network_gbits` is its baseline bandwidth in
+    Gbit/s.
     """
 
     name: str
@@ -50,6 +53,7 @@ class InstanceType:
     local_disk_gb: int = 0
     accelerators: tuple[str, ...] = ()
     efa_cards: tuple[int, ...] = ()
+    network_gbits: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,16 @@ class TaskSize:
     def object_store_bytes(self) -> int:
         """Size of Ray's object store in /dev/shm, of which a third is left to data loaders."""
         return self.memory_mib * 20 // 100 * MIB
+
+
+def network_gbits(cards: Sequence[float], performance: str) -> float:
+    """Baseline bandwidth in Gbit/s of network cards with these; EC2 names some types' whole bandwidth for each card.
+
+    `performance` is EC2's name of the whole, such as `Up to 10 Gigabit`, `4x 100 Gigabit` or `400 Gigabit`.
+    """
+    found = re.fullmatch(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit", performance)
+    most = int(found[1] or 1) * float(found[2]) if found else math.inf
+    return min(sum(cards), most)
 
 
 def disk_throughput(instances: Sequence[InstanceType]) -> int:

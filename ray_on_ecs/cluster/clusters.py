@@ -94,6 +94,8 @@ class Cluster(ABC):
                 config = replace(config, **{name: None})
             elif value is not None:
                 raise UsageError(f"{flag(name)}: {self.name} has no pools; leave it out")
+        if config.require_efa and not self.starts_workers:
+            raise UsageError(f"--require-efa: {self.name} has no pools with EFA; leave it out")
         info = None
         if config.gpu is not None or config.pool is not None:
             with suppress(TrainingError):  # the head checks them, too

@@ -93,7 +93,8 @@ def read_pools(config: RunConfig) -> ClusterInfo | None:
         ResourceError: They can't be read.
         UsageError: This is not a stack, and so has no pools to choose from.
     """
-    option = "--gpu" if config.gpu is not None else "--pool" if config.pool is not None else ""
+    given = {"--gpu": config.gpu, "--pool": config.pool, "--require-efa": config.require_efa or None}
+    option = next((name for name, value in given.items() if value is not None), "")
     name = os.environ.get(CLUSTER_INFO_VARIABLE)
     if option and not name:
         raise UsageError(f"{option}: this cluster has no pools, as it is not a stack's; leave it out")

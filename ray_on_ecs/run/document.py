@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from ray_on_ecs.config import RunConfig, defaults_in
@@ -19,8 +19,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 # Key of a job's metadata: the digest of the document with which it was submitted.
 DIGEST = "document"
-# Key of the document that the driver writes.
-POOL = "pool"
+# Keys of the document that the driver writes.
+OF_DRIVER = ("pool", "network")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class RunDocument:
         storage: Its folder.
         uri: The folder from which the document was read; another one if the nodes share a folder for their runs.
         content: The document.
+        noted: What the driver has added to it.
     """
 
     id: str
@@ -42,6 +43,7 @@ class RunDocument:
     storage: RunStorage
     uri: str
     content: Mapping[str, Any]
+    noted: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, uri: str, environment: Mapping[str, str], digest: str | None = None) -> Self:
@@ -84,10 +86,11 @@ class RunDocument:
             id=content["id"], config=config, code=code, storage=storage, uri=f"{path}/{name}", content=_given(content)
         )
 
-    def keep_pool(self, pool: Mapping[str, Any]) -> None:
-        """Write the pool where the run trains into its document; one that the storage refuses is left out."""
+    def note(self, **found: Mapping[str, Any]) -> None:
+        """Write what the driver has found, by the keys of `OF_DRIVER`; what the storage refuses is left out."""
+        self.noted.update(found)
         with suppress(OSError):
-            self.storage.write_json(layout.SETTINGS, {**self.content, POOL: pool})
+            self.storage.write_json(layout.SETTINGS, {**self.content, **self.noted})
 
     def keep(self) -> None:
         """Write the document into the run's folder if the command could not; call it with the run's lock held."""
@@ -125,13 +128,13 @@ def write(
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the digest of a document, which is the same before it is written and after it is read, with its pool."""
+    """Return the digest of a document, which is the same before it is written and after it is read."""
     return hashlib.sha256(json.dumps(_given(content), sort_keys=True).encode()).hexdigest()
 
 
 def _given(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document as the command has written it."""
-    return {key: value for key, value in content.items() if key != POOL}
+    return {key: value for key, value in content.items() if key not in OF_DRIVER}
 
 
 def read_earlier(storage: RunStorage) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
+from ray_on_ecs.errors import EfaError, ResourceError, StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs, limit
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
@@ -35,6 +35,7 @@ from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
 from ray_on_ecs.run.patience import ask
+from ray_on_ecs.run.receipt import NetworkCheck, Receipt
 from ray_on_ecs.run.restarts import Restarts
 from ray_on_ecs.run.slow_ranks import SlowRanks
 from ray_on_ecs.run.stacks_request import SILENT, StacksRequest
@@ -116,7 +117,7 @@ class RunDriver:
     """
 
     def __init__(self, admitted: Admission, home: Home, sources: Mapping[str, str]) -> None:
-        document = admitted.document
+        document = self._document = admitted.document
         self._config = document.config
         if home.allocation:
             self._config = document.config.with_workers(home.allocation.num_workers)
@@ -151,6 +152,7 @@ class RunDriver:
         self._stacks = StacksRequest()
         self._slow_ranks = SlowRanks(self._record.slow)
         self._answer: threading.Thread | None = None  # to the last request
+        self._network = NetworkCheck(self._config)
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -268,6 +270,8 @@ class RunDriver:
         elif is_under_way:
             self._prepare(group, statuses, of_start)
             self._watch(group, of_start)
+            if self._state == "starting" and self._directive.measures:
+                self._take_network(group, of_start)
         elif self._ended_for in ("grows", "reclaimed", "limit") and (reclaimed := self._reclaimed(group)):
             sooner = min(reclaimed["end_at"], self._directive.end_at)  # another node's time may be shorter
             self._direct_to(end_at=sooner, reclaimed=tuple({*self._directive.reclaimed, *reclaimed["reclaimed"]}))
@@ -340,7 +344,26 @@ class RunDriver:
             self._direct_to(is_prepared=True)
         peers = [worker.peer for _, worker in sorted(of_start.items())]
         if count and len(peers) == count and not self._directive.peers and all(peers):
-            self._direct_to(peers=tuple(peer for peer in peers if peer))
+            measures = self._network.begin(group.places)
+            self._direct_to(peers=tuple(peer for peer in peers if peer), measures=measures)
+
+    def _take_network(self, group: Group, of_start: WorkerStatuses) -> None:
+        """Print the receipt of the network, and start the scripts, unless they need EFA and do not get it."""
+        nodes = {place.node_id for place in group.places}
+        receipt = self._network.result(of_start, len(group.ranks), lambda: self._home.network_of(nodes))
+        if receipt is None:
+            return
+        logger.info(receipt.line)
+        if receipt.warning:
+            logger.warning(receipt.warning)
+        if self._config.require_efa and receipt.is_without_efa:
+            self._error = _without_efa(receipt)
+            self._end("stopped", time.time() + GRACE_SECONDS)
+        elif self._config.require_efa and not receipt.transport:
+            logger.warning("--require-efa: the run goes on, as it is not known that NCCL does not use EFA")
+        self._direct_to(measures=False)
+        note = partial(self._document.note, network=receipt.document())
+        threading.Thread(target=note, name="network", daemon=True).start()  # the scripts do not wait for the storage
 
     def _watch(self, group: Group, workers: WorkerStatuses) -> None:
         """End the start if a script has failed, a node is being reclaimed, the scripts hang, or all have finished."""
@@ -572,6 +595,12 @@ class RunDriver:
         self._restarts.is_known = True
         stored_at = kept.changed_at.timestamp() if kept else None
         return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)
+
+
+def _without_efa(receipt: Receipt) -> EfaError:
+    why = f" ({receipt.transport.reason})" if receipt.transport and receipt.transport.reason else ""
+    way_out = "the script was not started; see docs/efa.md, or leave --require-efa out"
+    return EfaError(f"--require-efa: {receipt.transport}, not EFA{why}; {way_out}")
 
 
 def _is_read(worker: WorkerStatus) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from ray_on_ecs.run.collectives import Reading
 from ray_on_ecs.run.extent import Extent
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.nccl_log import Transport
 from ray_on_ecs.run.stacks import Stacks
 from ray_on_ecs.tracking.end import Steps
 
@@ -91,6 +92,23 @@ class FilesStatus:
 
 
 @dataclass(frozen=True)
+class NetworkStatus:
+    """A worker's part in the measurement of the network.
+
+    Attributes:
+        transport: The network that its library has chosen, once that is known; None without a part.
+        seconds: The time of an all-reduce, once it is measured; 0 before, and without a part.
+        failure: Why its part has failed; empty if it has not.
+        has_ended: True once its part is done, or has failed.
+    """
+
+    transport: Transport | None = None
+    seconds: float = 0.0
+    failure: str = ""
+    has_ended: bool = False
+
+
+@dataclass(frozen=True)
 class WorkerStatus:
     """The status of one worker, its answer to a poll.
 
@@ -128,6 +146,7 @@ class WorkerStatus:
         error: The error that has ended the worker itself, with its traceback in `where`.
         where: See `error`.
         has_left: True once the worker does nothing more.
+        network: Its part in the measurement of the network, or None before.
         hardware: From rank 0: number and kind of the workers; None if a Ray program starts them.
     """
 
@@ -162,6 +181,7 @@ class WorkerStatus:
     error: Exception | None = None
     where: str = ""
     has_left: bool = False
+    network: NetworkStatus | None = None
     hardware: dict[str, Any] | None = None
 
 
@@ -186,6 +206,7 @@ class Directive:
         are_read: True once all workers have read the stacks of scripts that hang: an end of one changes the others.
         is_prepared: True once this is so for all workers.
         peers: The workers by rank, once all are ready to start their scripts.
+        measures: True while the workers measure the network, before they start their scripts.
         pids: The processes whose descendants are the scripts that have not ended well, by node.
         ended: The nodes on which all scripts have ended.
         killed: The nodes on which a script was killed, perhaps in the middle of a write, and the earliest `rested_at`
@@ -208,6 +229,7 @@ class Directive:
     are_read: bool = False
     is_prepared: bool = False
     peers: tuple[Peer, ...] = ()
+    measures: bool = False
     pids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
     killed: Mapping[int, float | None] = field(default_factory=dict)

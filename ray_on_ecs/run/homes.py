@@ -24,6 +24,7 @@ from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
 from ray_on_ecs.run.pool_choice import PoolChoice
 from ray_on_ecs.run.queue import POLL_SECONDS, head_address, is_without_ray
+from ray_on_ecs.run.receipt import InstanceNetwork
 from ray_on_ecs.run.thread_group import ThreadGroup
 from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -72,6 +73,10 @@ class Home:
     def moments_of(self, node_ids: Collection[str]) -> list[Moments]:
         """Return how these nodes started (see tracking/starts.py); a machine without Ray has none."""
         return []
+
+    def network_of(self, node_ids: Collection[str]) -> InstanceNetwork:
+        """Return the network of these nodes' instances, as far as the stack describes it."""
+        return InstanceNetwork()
 
     def draining(self) -> Mapping[str, float | None]:
         """Return the nodes that are being reclaimed, with the time of that (Unix time) if it is known."""
@@ -151,6 +156,16 @@ class RayCluster(Home):
         """See Home."""
         return self._of_ray.moments_of(node_ids)
 
+    def network_of(self, node_ids: Collection[str]) -> InstanceNetwork:
+        """See Home."""
+        if not self._choice:
+            return super().network_of(node_ids)
+        info, kind = self._choice.info, self._choice.kind
+        group, gbits = info["groups"][kind], info.get("network_gbits", {})
+        types = self._of_ray.types_of(node_ids) or group["types"]
+        slowest = min((gbits[name] for name in types if name in gbits), default=None)
+        return InstanceNetwork(tuple(types), group.get("efa", 0), slowest)
+
     def draining(self) -> Mapping[str, float | None]:
         """See Home."""
         from ray_on_ecs.run.ray_private import draining_nodes
@@ -214,7 +229,7 @@ def _choice_of(admitted: Admission) -> PoolChoice | None:
 
     def note(pool: Pool) -> None:
         record.note_pool(pool)
-        admitted.document.keep_pool(pool)
+        admitted.document.note(pool=pool)
 
     def needed(kind: str, latest: ClusterInfo) -> tuple[int, int]:
         return ray_cluster.instances_needed(config.fewest_workers, kind, latest, use_gpu=choice.uses_gpus)

@@ -8,7 +8,7 @@ the node group, so the demand moves with it: nothing here changes anything in AW
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -45,6 +45,7 @@ def candidates(config: RunConfig, info: ClusterInfo) -> list[str]:
         raise UsageError(f"--pool: {without_gpus[0]!r} has no GPUs, which --device cuda needs; leave one of them out")
     if without_gpus and len(without_gpus) < len(kinds) and config.device != "cpu":
         raise UsageError(f"--pool: {without_gpus[0]!r} has no GPUs, and others of {config.pool} have; choose one kind")
+    kinds = _with_efa(config, kinds, groups)
     fewest = config.workers[0] if config.workers else 0
     fitting = [kind for kind in kinds if _most_workers(config, groups[kind]) >= fewest]
     if kinds and not fitting:
@@ -53,6 +54,28 @@ def candidates(config: RunConfig, info: ClusterInfo) -> list[str]:
             f"has {pools.describe(info)}; ask for fewer, or raise the pool's maximum"
         )
     return fitting
+
+
+def _with_efa(config: RunConfig, kinds: list[str], groups: Mapping[str, NodeGroup]) -> list[str]:
+    """Return the kinds that a run may use with EFA, if it requires that; all otherwise.
+
+    Raises:
+        UsageError: None of them has EFA, or one node holds the run.
+    """
+    having = [kind for kind in kinds if groups[kind].get("efa")]
+    if not config.require_efa:
+        return kinds
+    if not having:
+        named = _named(config)
+        problem = f"{named}: none of these pools has EFA" if named else "the stack has no pool with EFA"
+        raise UsageError(f"--require-efa: {problem}; choose one by --pool, add one (docs/efa.md), or leave it out")
+    if config.workers and all(groups[kind]["units"] >= config.workers[1] for kind in having):
+        workers, pool = counted(config.workers[1], "worker"), groups[having[0]]["pool"]
+        raise UsageError(
+            f"--require-efa: one node of pool {pool} holds {workers}, and needs no network; ask for more workers, or "
+            "leave it out"
+        )
+    return having
 
 
 def _kinds(config: RunConfig, info: ClusterInfo) -> list[str]:

@@ -269,6 +269,15 @@ def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
     )
 
 
+def types_of(node_ids: Collection[str]) -> list[str]:
+    """Return the instance types of these nodes, as far as their labels are known."""
+    try:
+        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    except RAY_ERRORS:
+        return []
+    return sorted({labels.get(node, {}).get(INSTANCE_LABELS["instance_type"], "") for node in node_ids} - {""})
+
+
 def moments_of(node_ids: Collection[str]) -> list[Moments]:
     """Return how each of these nodes started, as far as its labels and Ray know it; nothing if Ray does not answer."""
     try:

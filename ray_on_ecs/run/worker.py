@@ -27,7 +27,7 @@ from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.node import notice
 from ray_on_ecs.node.labels import instance_id
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run import collectives, gpu_check, inputs, mount_check, nccl_interface, packages, tcp_store
+from ray_on_ecs.run import collectives, gpu_check, inputs, mount_check, nccl_interface, network, packages, tcp_store
 from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
@@ -36,7 +36,7 @@ from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles, writers_of
 from ray_on_ecs.run.files.scan import TICK_SECONDS, Looks
-from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
+from ray_on_ecs.run.group import Directive, NetworkStatus, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
@@ -258,7 +258,8 @@ class ScriptWorker:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         if self._recorder:
             self._recorder.log.restart()
-        if self._meet(self._serve_store(environment.python)):  # no script starts before every node has its files
+        # No script starts before every node has its files.
+        if self._meet(self._serve_store(environment.python)) and self._measure_network(environment):
             if self._is_first_of_node or not self._config.per_node:
                 self._run_script(environment)
             else:  # the first worker's program uses this one's GPU
@@ -297,6 +298,23 @@ class ScriptWorker:
                     return True
                 self._wait(1.0)
         return False
+
+    def _measure_network(self, environment: ScriptEnvironment) -> bool:
+        """Measure the network while the driver wants that; return False if it has something else in mind."""
+        exchange, settings = self.exchange, self._settings
+        if exchange.directive.measures:
+            part = network.part_of(self._rank, exchange.directive.peers, use_gpu=settings.use_gpu)
+            try:
+                with network.probing(part, environment, self._lock) as probe:
+                    while exchange.is_to_run and exchange.directive.measures:
+                        exchange.report(network=probe.look(POLL_SECONDS))
+                        if exchange.status.network and exchange.status.network.has_ended:
+                            break
+            except OSError as cause:
+                exchange.report(network=NetworkStatus(failure=one_line(cause), has_ended=True))
+            while exchange.is_to_run and exchange.directive.measures:
+                self._wait(1.0)
+        return exchange.is_to_run
 
     def _hardware(self) -> dict[str, Any] | None:
         """Return the run's hardware, from rank 0; a Ray program starts the workers itself."""

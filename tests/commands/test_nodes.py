@@ -1,5 +1,6 @@
 """Runs on two nodes with two workers each: process groups, and programs that start the processes of their node."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,13 @@ def test_store_is_served_until_all_nodes_have_ended(cluster: LocalCluster, tmp_p
     for number in range(3):  # each node's Ray forwards the lines of all nodes of the machine
         assert set(re.findall(rf"\[rank (\d)\] group {number} sum 4.0", said)) == set("0123")
     assert set(re.findall("the store has (.)", said)) == {"1", "2"}
+
+
+def test_network_between_nodes_is_measured(cluster: LocalCluster, tmp_path: Path) -> None:
+    said = train(cluster, tmp_path, "--network-check", "on", "groups.py")
+    assert re.search(r"network: Gloo uses sockets \(\S+\); all-reduce of 256 MiB on 2 nodes: [\d.]+ Gbit/s", said)
+    receipt = json.loads((tmp_path / "mine" / "run.json").read_text())["network"]
+    assert (receipt["nodes"], receipt["ranks"], receipt["failure"]) == (2, 2, None)
 
 
 def test_torchrun_starts_the_processes_of_its_node(cluster: LocalCluster, tmp_path: Path) -> None:

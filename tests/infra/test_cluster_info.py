@@ -191,7 +191,7 @@ def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
     text = document(cloud, node_spec("g5.xlarge", gpus=1))
     info = parse_cluster_info(text)
     assert info is not None
-    assert info.keys() == cluster_info.ClusterInfo.__annotations__.keys()
+    assert info.keys() == cluster_info.ClusterInfo.__required_keys__
     assert info["groups"]["workers"].keys() == NodeGroup.__required_keys__
     made = json.loads(text)
     for key in made.keys() - {"default_gpus", "disk_usd", "cluster", "group", "gpus"}:

@@ -322,5 +322,5 @@ def test_preview_counts_efa_interfaces(cloud: Cloud) -> None:
     plan(cloud, P4D)
     plan(cloud, P4D, worker_efa="false")
     with_efa, without = (line for line in cloud.messages if line.startswith("pool default: "))
-    assert with_efa.startswith("pool default: 2 x p4d.24xlarge with 4 EFA each, 2 on demand, ")
+    assert with_efa.startswith("pool default: 2 x p4d.24xlarge with 4 EFA each and 8,000 GB local disks, 2 on demand, ")
     assert "EFA" not in without

@@ -186,3 +186,11 @@ def test_each_cluster_has_its_own_answer(parameter: Parameter, monkeypatch: pyte
     assert head_usd() == 0.5
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE)
     assert read_cluster_info() is None
+
+
+def test_efa_and_bandwidth_are_read_where_they_are_known() -> None:
+    scaling = {**DOCUMENT["scaling"], "workers": {**DOCUMENT["scaling"]["workers"], "efa": 4}}
+    info = parse_cluster_info(json.dumps({**DOCUMENT, "scaling": scaling, "network_gbits": {"g5.12xlarge": 40.0}}))
+    assert info is not None
+    assert [group.get("efa", 0) for group in info["groups"].values()] == [4, 0]
+    assert info["network_gbits"] == {"g5.12xlarge": 40.0}

@@ -174,6 +174,7 @@ def test_pools_need_a_stack(storage: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [
         (["--gpu", "H100"], "--gpu: this machine has no pools; leave it out"),
         (["--pool", "h100"], "--pool: this machine has no pools; leave it out"),
+        (["--require-efa"], "--require-efa: this machine has no pools with EFA; leave it out"),
         (["--gpu", "H100", "--pool", "h100"], "--pool: can't be given with --gpu"),
         (["--gpu", "H100", "--device", "cpu"], "--gpu: can't be given with --device cpu"),
         (["--gpu", "H100,"], "--gpu: 'H100,' has an empty name"),
@@ -195,17 +196,19 @@ def test_pools_that_cannot_be_meant_are_refused(
     assert err.startswith(f"ray-on-ecs: {line}")
 
 
-def test_document_has_the_pool_beside_what_the_command_wrote(storage: Path) -> None:
+def test_document_has_pool_and_network_beside_the_command(storage: Path) -> None:
     folder = RunStorage.open(str(storage), "mine")
     config = RunConfig(command=("train.py",), run_name="mine", gpu="H100")
     digest = document.write(folder, config, ("gpu",), Code(name="code", archive="a.tar.gz"), {})
     first = document.RunDocument.read(folder.uri, {}, digest)
     assert first.config.gpu_names == ("H100",)
-    first.keep_pool({"name": "h100", "zone": "us-west-2c"})
-    assert folder.read_json("run.json")["pool"] == {"name": "h100", "zone": "us-west-2c"}
+    first.note(pool={"name": "h100", "zone": "us-west-2c"})
+    first.note(network={"transport": "EFA"})
+    kept = {"pool": {"name": "h100", "zone": "us-west-2c"}, "network": {"transport": "EFA"}}
+    assert folder.read_json("run.json") == {**first.content, **kept}
     again = document.RunDocument.read(folder.uri, {}, digest)
     assert again.content == first.content, "a driver that is started again has the same document"
-    again.keep_pool({"name": "a100", "zone": "us-west-2a"})
+    again.note(pool={"name": "a100", "zone": "us-west-2a"})
     assert folder.read_json("run.json")["pool"]["name"] == "a100"
 
 

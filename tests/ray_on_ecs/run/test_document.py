@@ -28,6 +28,7 @@ OTHER: dict[str, Any] = {
     "command": ("train.py", "--lr", "0.1"),
     "num_workers": "1:4",
     "device": "cpu",
+    "network_check": "off",
     "pool": "h100,cpu",
     "worker_timeout": 5.0,
     "include": ("*.bin",),
@@ -69,7 +70,7 @@ def test_settings_and_code_are_read_as_written(storage: RunStorage) -> None:
 
 
 def test_every_setting_is_written(storage: RunStorage) -> None:
-    switches = ("no_python", "mpi", "per_node", "driver", "no_driver", "then_stop")
+    switches = ("no_python", "mpi", "per_node", "driver", "no_driver", "then_stop", "require_efa")
     apart = {"run_name", "storage_path", "working_dir", "gpu", *switches}
     assert {spec.name for spec in SETTINGS} - apart <= OTHER.keys()
     for name in switches:

@@ -13,6 +13,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import homes, worker_group
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.homes import RayCluster
+from ray_on_ecs.run.receipt import InstanceNetwork
 from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord
@@ -113,3 +114,32 @@ def test_run_without_room_in_any_queue_waits(tmp_path: Path, monkeypatch: pytest
     assert homes._choice_of(cast("Any", admitted)) is choice
     assert lines == ["waiting: other runs use the pools that can hold this one"]
     assert record.status()["state"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("types", "found"),
+    [
+        (["p4d.24xlarge"], InstanceNetwork(("p4d.24xlarge",), 4, 400.0)),
+        (["p4d.24xlarge", "p4de.24xlarge"], InstanceNetwork(("p4d.24xlarge", "p4de.24xlarge"), 4, 300.0)),
+        (["g99.xlarge"], InstanceNetwork(("g99.xlarge",), 4, None)),
+        ([], InstanceNetwork(("p4d.24xlarge",), 4, 400.0)),  # Ray does not answer
+    ],
+)
+def test_network_of_the_nodes_is_that_of_their_types(
+    home: Any, choice: Choice, types: list[str], found: InstanceNetwork
+) -> None:
+    groups = {"h100-workers": {"types": ["p4d.24xlarge"], "efa": 4}}
+    cast(Any, choice).info = {"groups": groups, "network_gbits": {"p4d.24xlarge": 400.0, "p4de.24xlarge": 300.0}}
+    home._of_ray.types_of = lambda node_ids: types
+    assert home.network_of({"a", "b"}) == found
+
+
+def test_network_of_an_earlier_stack_is_not_known(home: Any, choice: Choice) -> None:
+    cast(Any, choice).info = {"groups": {"h100-workers": {"types": ["p5.48xlarge"]}}}
+    home._of_ray.types_of = lambda node_ids: ["p5.48xlarge"]
+    assert home.network_of({"a"}) == InstanceNetwork(("p5.48xlarge",))
+
+
+def test_network_outside_a_stack_is_not_known(home: Any) -> None:
+    home._choice = None
+    assert home.network_of({"a"}) == InstanceNetwork()

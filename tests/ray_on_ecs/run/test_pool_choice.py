@@ -713,3 +713,37 @@ def test_reservation_that_is_not_known_changes_nothing(answer: Any) -> None:
     run.cloud.reservation, run.cloud.has = answer, {"h100-c": 1}
     assert run.visit(3) == ["h100-workers"] * 3
     assert run.choice.line == ""
+
+
+EFA = {"efa-workers": {**H100["h100-workers"], "pool": "efa", "efa": 32}}
+
+
+@pytest.mark.parametrize(
+    ("groups", "settings", "kinds"),
+    [
+        ((A10G, EFA), {}, ["workers", "workers-b", "workers-c", "efa-workers"]),
+        ((A10G, EFA), {"require_efa": True}, ["efa-workers"]),
+        ((A10G, EFA, H100), {"require_efa": True, "gpu": "H100"}, ["efa-workers"]),
+        ((A10G, EFA), {"require_efa": True, "num_workers": 16}, ["efa-workers"]),
+        ((A10G, EFA), {"require_efa": True, "num_workers": "1:16"}, ["efa-workers"]),
+    ],
+)
+def test_run_that_requires_efa_uses_pools_that_have_it(groups: Any, settings: dict[str, Any], kinds: list[str]) -> None:
+    assert candidates(config(**settings), stack(*groups)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("groups", "settings", "line"),
+    [
+        ((A10G, H100), {}, "--require-efa: the stack has no pool with EFA"),
+        ((A10G, EFA), {"pool": "default"}, "--require-efa: --pool default: none of these pools has EFA"),
+        ((A10G, EFA), {"gpu": "A10G"}, "--require-efa: --gpu A10G: none of these pools has EFA"),
+        ((A10G, EFA), {"num_workers": 8}, "--require-efa: one node of pool efa holds 8 workers, and needs no network"),
+        ((A10G, EFA), {"num_workers": "1:2"}, "--require-efa: one node of pool efa holds 2 workers"),
+        ((A10G, EFA), {"num_workers": 17}, "--num-workers: 17 are more than a pool of the stack can hold"),
+    ],
+)
+def test_efa_that_no_pool_can_give_is_refused(groups: Any, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        candidates(config(require_efa=True, **settings), stack(*groups))
+    assert str(refused.value).startswith(line)

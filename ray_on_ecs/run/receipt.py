@@ -1,0 +1,157 @@
+"""Receipt of a run's network: the one that NCCL has chosen and its bandwidth, beside what the instances have.
+
+The driver lets the workers measure it once on each set of several nodes, before the scripts start there. A measurement
+that fails or hangs delays the start by `LIMIT_SECONDS` at most, and never ends the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import counted
+from ray_on_ecs.run.group import NetworkStatus, Place, WorkerStatuses
+from ray_on_ecs.run.nccl_log import EFA, Transport
+from ray_on_ecs.run.network import BYTES
+
+# On large instances PyTorch's import, CUDA and NCCL take half of it.
+LIMIT_SECONDS = 60.0
+TOO_LONG = f"it did not end within {LIMIT_SECONDS:.0f} s"
+
+
+@dataclass(frozen=True)
+class InstanceNetwork:
+    """Network of the instances as the stack describes it.
+
+    Attributes:
+        types: Their types.
+        efa: EFA interfaces of each; 0 without EFA, and if that is not known.
+        gbits: Baseline bandwidth of the slowest type in Gbit/s, or None if it is not known.
+    """
+
+    types: tuple[str, ...] = ()
+    efa: int = 0
+    gbits: float | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Result of one measurement.
+
+    Attributes:
+        nodes: The number of nodes.
+        ranks: The number of processes that have measured.
+        transport: The chosen network; of ranks that differ, the one with the fewest EFA interfaces. None if it is not
+            known.
+        seconds: The time of an all-reduce; 0 if it was not measured.
+        failure: Why it was not measured.
+        instances: What the instances have.
+    """
+
+    nodes: int
+    ranks: int
+    transport: Transport | None
+    seconds: float
+    failure: str
+    instances: InstanceNetwork
+
+    @property
+    def gbits(self) -> float | None:
+        """Bus bandwidth in Gbit/s: what each node sends, and receives, during an all-reduce of rings.
+
+        https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md#allreduce
+        """
+        if not (self.seconds and self.ranks):
+            return None
+        return 2 * (self.ranks - 1) / self.ranks * BYTES / self.seconds * 8 / 1e9
+
+    @property
+    def is_without_efa(self) -> bool:
+        """True if NCCL is known to use another network than EFA."""
+        return self.transport is not None and self.transport.name != EFA
+
+    @property
+    def line(self) -> str:
+        """The receipt in one line."""
+        used = str(self.transport) if self.transport else "the network that is used is not known"
+        if self.gbits is None:
+            return f"network: {used}; its bandwidth was not measured: {self.failure}"
+        has = self.instances
+        baseline = f", baseline of {' and '.join(has.types)}: {has.gbits:g} Gbit/s" if has.gbits else ""
+        size = f"all-reduce of {BYTES // 2**20} MiB on {self.nodes} nodes"
+        return f"network: {used}; {size}: {self.gbits:.3g} Gbit/s per node{baseline}"
+
+    @property
+    def warning(self) -> str:
+        """Line on EFA that is paid and not used; empty if there is none."""
+        has, used = self.instances.efa, self.transport
+        if not has or used is None or used.library != "NCCL":
+            return ""
+        if used.name != EFA:
+            why = f" ({used.reason})" if used.reason else ""
+            return f"network: the instances have EFA ({counted(has, 'interface')}), and {used} instead{why}"
+        if 0 < used.count < has:
+            return f"network: NCCL has found {used.count} of the {has} EFA interfaces of a node"
+        return ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the receipt for run.json; unknown values are None."""
+        used, has = self.transport, self.instances
+        return {
+            "library": used and used.library,
+            "transport": used and used.name,
+            "interfaces": list(used.interfaces) if used else [],
+            "interface_count": (used.count or None) if used else None,
+            "reason": (used.reason or None) if used else None,
+            "nodes": self.nodes,
+            "ranks": self.ranks or None,
+            "bytes": BYTES,
+            "seconds": self.seconds or None,
+            "busbw_gbits": round(self.gbits, 3) if self.gbits else None,
+            "instance_types": list(has.types),
+            "baseline_gbits": has.gbits,
+            "efa_interfaces": has.efa,
+            "failure": self.failure or None,
+            "warning": self.warning or None,
+        }
+
+
+class NetworkCheck:
+    """The driver's side of the measurements of a run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        starts_ranks = not (config.mpi or config.per_node or config.driver)
+        self._is_on = starts_ranks and config.network_check == "on"
+        self._nodes: frozenset[str] = frozenset()  # on which it was measured
+        self._until = 0.0
+
+    def begin(self, places: Sequence[Place]) -> bool:
+        """Return whether the workers in these places are to measure the network now."""
+        nodes = frozenset(place.node_id for place in places)
+        if not self._is_on or len(nodes) < 2 or nodes == self._nodes:
+            return False
+        self._nodes, self._until = nodes, time.monotonic() + LIMIT_SECONDS
+        return True
+
+    def result(self, workers: WorkerStatuses, count: int, instances: Callable[[], InstanceNetwork]) -> Receipt | None:
+        """Return the receipt of `count` workers once all have measured, one has failed, or the time is over."""
+        parts = {rank: worker.network for rank, worker in workers.items() if worker.network}
+        failed = {rank: part.failure for rank, part in parts.items() if part.failure}
+        is_done = len(parts) == count and all(part.has_ended for part in parts.values())
+        if not (failed or is_done or time.monotonic() >= self._until):
+            return None
+        rank = min(failed, default=0)
+        failure = f"rank {rank}: {failed[rank]}" if failed else "" if is_done else TOO_LONG
+        return receipt_of([*parts.values()], len(self._nodes), failure, instances())
+
+
+def receipt_of(parts: Sequence[NetworkStatus], nodes: int, failure: str, instances: InstanceNetwork) -> Receipt:
+    """Return the receipt of the workers' parts."""
+    used = [part.transport for part in parts if part.transport]
+    ranks = sum(part.seconds > 0 for part in parts)
+    least = min(used, key=lambda each: (each.name == EFA, each.count), default=None)
+    seconds = 0.0 if failure else max((part.seconds for part in parts), default=0.0)
+    return Receipt(nodes, ranks, least, seconds, failure, instances)

@@ -1,0 +1,74 @@
+"""Baseline bandwidth of instance types, from EC2's description to the parameter that a run reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.config import lookups
+from infra.definitions.sizing import network_gbits
+from ray_on_ecs.cluster_info import parse_cluster_info
+from tests.infra.fake_aws import Cloud, instance_types, node_spec
+from tests.infra.test_cluster_info import document
+
+GBITS = {
+    "g4dn.xlarge": 5.0,
+    "g5.xlarge": 2.5,
+    "g5.48xlarge": 100.0,
+    "g6e.xlarge": 2.5,
+    "g6e.24xlarge": 200.0,  # each of its two cards has it whole
+    "g6e.48xlarge": 400.0,
+    "p4d.24xlarge": 400.0,
+    "p5.48xlarge": 3200.0,
+    "p5en.48xlarge": 3200.0,
+    "p6-b300.48xlarge": 6400.0,
+    "m5.xlarge": 1.25,
+}
+
+
+class Described(Cloud):
+    """A cloud that describes the network cards, too."""
+
+    def _instance_type(self, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        facts, failures = super()._instance_type(name)
+        network = instance_types()[name]["NetworkInfo"]
+        cards = [{"baselineBandwidth": card["BaselineBandwidthInGbps"]} for card in network["NetworkCards"]]
+        return {**facts, "networkCards": cards, "networkPerformance": network["NetworkPerformance"]}, failures
+
+
+@pytest.mark.parametrize(("name", "gbits"), GBITS.items())
+def test_bandwidth_of_a_type_is_looked_up(name: str, gbits: float) -> None:
+    def look_up() -> Any:
+        questions = lookups.instance_types("workerInstanceTypes", [name], "us-west-2", ["on-demand"])
+        return lookups.described(questions, lookups.ask_all(questions))
+
+    [found] = Described().run(look_up)
+    assert found.network_gbits == gbits
+
+
+@pytest.mark.parametrize(
+    ("performance", "gbits"), [("High", 0.0), ("Moderate", 0.0), ("", 0.0), ("Up to 5 Gigabit", 0.0)]
+)
+def test_type_without_a_known_baseline_has_none(performance: str, gbits: float) -> None:
+    assert network_gbits([], performance) == gbits
+
+
+def test_run_finds_the_bandwidth_of_each_type(cloud: Cloud) -> None:
+    worker, head = node_spec("g5.xlarge", gpus=1), node_spec("m5.xlarge", 1)
+    worker, head = (
+        replace(node, instances=(replace(node.instances[0], network_gbits=gbits),))
+        for node, gbits in ((worker, 2.5), (head, 1.25))
+    )
+    text = document(cloud, worker, head)
+    info = parse_cluster_info(text)
+    assert info is not None
+    assert info["network_gbits"] == {"g5.xlarge": 2.5} == json.loads(text)["network_gbits"]
+
+
+def test_earlier_stack_names_no_bandwidth(cloud: Cloud) -> None:
+    info = parse_cluster_info(document(cloud, node_spec("g5.xlarge", gpus=1)))
+    assert info is not None
+    assert "network_gbits" not in info

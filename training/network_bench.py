@@ -1,0 +1,125 @@
+"""Bandwidth of the network between GPUs or nodes: all-reduce, all-gather and reduce-scatter in plain PyTorch.
+
+    ray-on-ecs run --num-workers 16 network_bench.py
+    torchrun --nproc-per-node 2 network_bench.py --max-mb 64
+
+NCCL on GPUs, Gloo on CPUs. For each collective and size rank 0 prints the mean time, and the algorithm and bus
+bandwidth in GB/s (10^9 bytes), by the formulas of nccl-tests, with whose numbers they can be compared:
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. The bus bandwidth of ranks on several nodes is what
+each node sends, and so at most the bandwidth of its network; network.png shows it by size. The file is self-contained:
+copy it (ray-on-ecs recipe copy network_bench) and change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ray_on_ecs import log, progress
+
+MIB = 2**20
+# The share of the bytes that each rank sends, over the number of ranks n: busbw = algbw * factor.
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+}
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add(
+        "--min-mb", type=int, default=1, metavar="MIB", help="smallest size, the first one; each next is twice as large"
+    )
+    add("--max-mb", type=int, default=1024, metavar="MIB", help="largest size (%(default)s)")
+    add("--times", type=int, default=10, metavar="N", help="measured collectives of each size (%(default)s)")
+    args = parser.parse_args()
+    if not 0 < args.min_mb <= args.max_mb or args.times < 1:
+        parser.error("--min-mb, --max-mb, --times: positive numbers, the first at most the second")
+    return args
+
+
+def collective(name: str, size: int, device: torch.device) -> Callable[[], object]:
+    """Return a collective of so many bytes: the whole of what is reduced, or the whole of what is gathered."""
+    ranks = dist.get_world_size()
+    share = torch.zeros(max(size // 4 // ranks, 1), device=device)
+    if name == "all_reduce":
+        whole = torch.zeros(size // 4, device=device)
+        return lambda: dist.all_reduce(whole)
+    whole = share.repeat(ranks)
+    if name == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, share)
+    return lambda: dist.reduce_scatter_tensor(share, whole)
+
+
+def seconds_of(call: Callable[[], object], times: int, device: torch.device) -> float:
+    """Return the mean seconds of a collective, on the slowest rank, after one that makes the connections."""
+    call()
+    dist.barrier()
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronize(device)
+    taken = torch.tensor([(time.perf_counter() - began) / times], device=device)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return taken.item()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def draw(sizes: list[int], curves: dict[str, list[float]], title: str) -> None:
+    """Draw the bus bandwidth by size into network.png."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, values in curves.items():
+        axes.plot(sizes, values, marker="o", label=name)
+    axes.set(title=title, xlabel="MiB", ylabel="bus bandwidth in GB/s", xscale="log", ylim=(0, None))
+    axes.legend()
+    figure.savefig("network.png", dpi=120)
+
+
+def main() -> None:
+    """Measure all sizes of each collective."""
+    args = parse()
+    rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    use_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+    if use_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if use_gpu else "gloo")
+    title = f"{'NCCL' if use_gpu else 'Gloo'}, {ranks} ranks on {nodes} nodes"
+    sizes = [args.min_mb * 2**power for power in range((args.max_mb // args.min_mb).bit_length())]
+    curves: dict[str, list[float]] = {name: [] for name in FACTORS}
+    if rank == 0:
+        print(f"{title}\n{'collective':<15}{'MiB':>6}{'ms':>12}{'algbw':>10}{'busbw':>10}", flush=True)
+    for step, size in enumerate(sizes, 1):
+        for name, factor in FACTORS.items():
+            seconds = seconds_of(collective(name, size * MIB, device), args.times, device)
+            algbw = size * MIB / seconds / 1e9
+            curves[name].append(algbw * factor(ranks))
+            if rank == 0:
+                print(f"{name:<15}{size:>6}{1000 * seconds:>12.3f}{algbw:>10.2f}{curves[name][-1]:>10.2f}", flush=True)
+        progress(step, len(sizes))
+        log(mib=size, **{f"{name}_busbw_gb": values[-1] for name, values in curves.items()})
+    if rank == 0:
+        draw(sizes, curves, title)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
