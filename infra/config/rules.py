@@ -201,7 +201,8 @@ def mounts(field: str, values: Mapping[str, str]) -> None:
 def file_system(field: str, value: str) -> None:
     """ID of a file system of FSx or EFS, or empty."""
     if value and not re.fullmatch(FILE_SYSTEM, value):
-        hint = "use its ID, e.g. fs-0123456789abcdef0; all nodes mount its root folder"
+        new = ", or fsx_lustre_gib for a new one" if field == "fsx_lustre" else ""
+        hint = f"use its ID, e.g. fs-0123456789abcdef0, whose root folder all nodes mount{new}"
         raise SettingError(field, value, "is not the ID of a file system", hint)
 
 
