@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 from infra.definitions.policies import (
     LOOK_AT_GROUPS,
     LOOK_AT_INSTANCE,
+    LOOK_AT_RESERVATIONS,
     SESSION_MANAGER,
     SPOT_PRICES,
 )
@@ -455,7 +456,7 @@ def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) 
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
         list(SESSION_MANAGER),
-        [*LOOK_AT_GROUPS, SPOT_PRICES],
+        [*LOOK_AT_GROUPS, LOOK_AT_RESERVATIONS, SPOT_PRICES],
         list(LOOK_AT_INSTANCE),
     )
     for statement in wide:
