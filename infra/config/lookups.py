@@ -372,7 +372,9 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         efa_cards=efa.cards(
             interfaces=(answer.efa_maximum_interfaces or 0) if gpu else 0,
             network_cards=answer.maximum_network_cards or 1,
-            slots=min((card.maximum_interfaces for card in answer.network_cards or () if not card.index), default=0),
+            slots=min(
+                (card.maximum_interfaces or 0 for card in answer.network_cards or () if not card.index), default=0
+            ),
         ),
         network_gbits=network_gbits(
             [card.baseline_bandwidth or 0 for card in answer.network_cards or ()], answer.network_performance or ""

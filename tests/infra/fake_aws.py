@@ -394,9 +394,14 @@ class Cloud(mocks.Mocks):
             "efaMaximumInterfaces": network.get("EfaInfo", {}).get("MaximumEfaInterfaces"),
             "maximumNetworkCards": network["MaximumNetworkCards"],
             "networkCards": [
-                {"index": card["NetworkCardIndex"], "maximumInterfaces": card["MaximumNetworkInterfaces"]}
+                {
+                    "index": card["NetworkCardIndex"],
+                    "maximumInterfaces": card["MaximumNetworkInterfaces"],
+                    "baselineBandwidth": card["BaselineBandwidthInGbps"],
+                }
                 for card in network["NetworkCards"]
             ],
+            "networkPerformance": network["NetworkPerformance"],
         }, []
 
     def _offerings(self, types: list[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from infra.config import lookups
 from infra.definitions.sizing import network_gbits
 from ray_on_ecs.cluster_info import parse_cluster_info
-from tests.infra.fake_aws import Cloud, instance_types, node_spec
+from tests.infra.fake_aws import Cloud, node_spec
 from tests.infra.test_cluster_info import document
 
 GBITS = {
@@ -29,23 +29,13 @@ GBITS = {
 }
 
 
-class Described(Cloud):
-    """A cloud that describes the network cards, too."""
-
-    def _instance_type(self, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        facts, failures = super()._instance_type(name)
-        network = instance_types()[name]["NetworkInfo"]
-        cards = [{"baselineBandwidth": card["BaselineBandwidthInGbps"]} for card in network["NetworkCards"]]
-        return {**facts, "networkCards": cards, "networkPerformance": network["NetworkPerformance"]}, failures
-
-
 @pytest.mark.parametrize(("name", "gbits"), GBITS.items())
-def test_bandwidth_of_a_type_is_looked_up(name: str, gbits: float) -> None:
+def test_bandwidth_of_a_type_is_looked_up(cloud: Cloud, name: str, gbits: float) -> None:
     def look_up() -> Any:
         questions = lookups.instance_types("workerInstanceTypes", [name], "us-west-2", ["on-demand"])
         return lookups.described(questions, lookups.ask_all(questions))
 
-    [found] = Described().run(look_up)
+    [found] = cloud.run(look_up)
     assert found.network_gbits == gbits
 
 
