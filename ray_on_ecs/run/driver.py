@@ -260,8 +260,7 @@ class RunDriver:
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
         if self._stacks.are_there(of_start) and not (self._answer and self._answer.is_alive()):
             self._answer_request(group, of_start)
-        errors = {rank: worker for rank, worker in statuses.items() if worker.error}
-        self._has_errors = bool(errors)
+        errors = self._errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         is_under_way = self._state in ("starting", "running")
         has_lost = bool(group.lost or errors)
         if has_lost and (is_under_way or self._ended_for == "finished"):  # the last files may be lost, too
@@ -448,7 +447,7 @@ class RunDriver:
         else:  # it grows
             with suppress(OSError):
                 self._mark()
-        needs_others = self._ended_for in ("grows", "reclaimed") or self._has_errors
+        needs_others = self._ended_for in ("grows", "reclaimed") or bool(self._errors)
         if not needs_others and group.lost:
             needs_others = not group.replace_lost()
         self._begin_start(self._directive.generation + 1)
@@ -465,13 +464,17 @@ class RunDriver:
             rank = failure_report.rank_of(places.odd_rank, self._config)
             return Failure(what, "hung", rank=rank, stacks=folder, log=self._log_of(places.odd_rank, group))
         if self._ended_for == "lost":
-            # A node may have gone before its deadline.
-            is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
-            return RECLAIMED if is_reclaimed else self._failure
+            return RECLAIMED if self._were_on_draining_nodes(group) else self._failure
         if self._ended_for == "failed":
             is_reclaimed = self._home.was_reclaimed()
             return RECLAIMED if is_reclaimed else failure_report.describe(self._last, self._config, self._left_out)
         return None
+
+    def _were_on_draining_nodes(self, group: Group) -> bool:
+        """Return whether workers were lost with their node, before its deadline, or had an error of that machine."""
+        are_of_machines = all(isinstance(worker.error, OSError) for worker in self._errors.values())
+        ranks, draining = [*group.lost, *(self._errors if are_of_machines else ())], self._home.draining()
+        return any(group.places[rank].node_id in draining for rank in ranks)
 
     def _log_of(self, rank: int | None, group: Group) -> tuple[str, ...]:
         """Return the end of a rank's output, or of the program that has started it, on its node or on the first one."""
@@ -514,8 +517,9 @@ class RunDriver:
         self._nodes = Nodes(mpi=self._config.mpi)
         self._slow_ranks.end(time.time())
         self._slow_ranks = SlowRanks(self._record.slow)
-        self._has_stacks = self._has_errors = False
+        self._has_stacks = False
         self._last: WorkerStatuses = {}
+        self._errors: WorkerStatuses = {}
         logger.debug(f"start {generation} of the scripts")
 
     def _end(self, reason: Reason, end_at: float, reclaimed: tuple[int, ...] = ()) -> None:

@@ -183,7 +183,7 @@ class ScriptWorker:
                 self._reset_folder()
             self.exchange.begin(generation)
             if self._is_first_of_node and is_restart:
-                self._leave_if_node_fails()
+                self._leave_if_node_fails(has_run=True)
             is_restart = True
             self._run_once(environment)
         if self._is_first_of_node and directive.others_follow:
@@ -194,14 +194,13 @@ class ScriptWorker:
     def _prepare_node(self) -> ScriptEnvironment:
         """Bring the code, the packages, the secrets and the inputs to this node."""
         self._storage.check_shared()
-        if self._is_first_of_node:
-            mount_check.stop_node_if_mounts_fail()
         # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
         values = secrets.read_on_node(self._config.secret, self._storage.uri)
         logs.mask_by(secrets.Masker(values.values()))
         if self._is_first_of_node:
             self._reset_folder()
         python = self._install_packages(values)
+        self._leave_if_node_fails(has_run=False)
         fetched = {f"{arguments.INPUT}{name}": inputs.fetch(at) for name, at in self._settings.inputs.items()}
         return ScriptEnvironment(
             config=self._config,
@@ -372,12 +371,15 @@ class ScriptWorker:
         wait_for_end(self._lock, GRACE_SECONDS + KILL_SECONDS)
         self._run_folder.reset()
 
-    def _leave_if_node_fails(self) -> None:
-        """Wait for the end of this start if this node stops; the driver looks for draining nodes every second."""
-        stops = self._settings.use_gpu and gpu_check.stop_node_if_gpus_fail()
-        if stops or mount_check.stop_node_if_mounts_fail():
+    def _leave_if_node_fails(self, *, has_run: bool) -> None:
+        """Wait for the end of this start if this node stops; the driver looks for draining nodes every second.
+
+        `ray-worker` has checked the GPUs before the first script.
+        """
+        stops = has_run and self._settings.use_gpu and gpu_check.stop_node_if_gpus_fail()
+        if stops or mount_check.stop_node_if_mounts_fail(asks=self._is_first_of_node):
             waits_until = time.monotonic() + DRAIN_SECONDS
-            while self.exchange.is_to_run and time.monotonic() < waits_until:
+            while self.exchange.directive.action == "run" and time.monotonic() < waits_until:
                 self._wait(1.0)
 
     def _look_after(self, script: Script) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, TrainingError
+from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, TrainingError, UsageError
 from ray_on_ecs.jobs.driver_parent import FOLDER_VARIABLE
 from ray_on_ecs.jobs.record import STACKS_REQUEST
 from ray_on_ecs.run import driver as module
@@ -409,6 +410,65 @@ def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
     run.until("running")
     run.home.draining_nodes = {"node-1": None}
     lose(run, 1, with_places=True)
+    assert not run.decide()
+    assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
+
+
+DEAD = OSError(errno.ENOTCONN, "Transport endpoint is not connected", "/mnt/data")
+NO_PACKAGES = ScriptError("no packages")
+NOT_FOUND = UsageError("--input: /mnt/data is not on every node")
+OF_NODES: dict[str, tuple[dict[int, Exception], tuple[int, ...], tuple[int, ...], bool]] = {
+    "error": ({1: DEAD}, (), (1,), True),
+    "error elsewhere": ({0: DEAD}, (), (1,), False),
+    "error without a notice": ({1: DEAD}, (), (), False),
+    "errors on both nodes": ({0: DEAD, 1: DEAD}, (), (1,), True),
+    "timeout": ({1: TimeoutError("no answer")}, (), (1,), True),
+    "error of the storage": ({1: StorageError("full")}, (), (1,), False),
+    "mistake of the user": ({1: NOT_FOUND}, (), (1,), False),
+    "failure of the script": ({1: NO_PACKAGES}, (), (1,), False),
+    "failure elsewhere, too": ({0: NO_PACKAGES, 1: DEAD}, (), (1,), False),
+    "error beside a lost node": ({0: NO_PACKAGES}, (1,), (1,), True),
+    "error beside a node lost elsewhere": ({0: DEAD}, (1,), (0,), True),
+}
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["notice first", "notice last"])
+@pytest.mark.parametrize(("errors", "lost", "draining", "is_reclaimed"), OF_NODES.values(), ids=OF_NODES)
+def test_error_of_a_machine_that_drains_is_reclaimed(
+    run: Run,
+    errors: dict[int, Exception],
+    lost: tuple[int, ...],
+    draining: tuple[int, ...],
+    is_reclaimed: bool,
+    is_early: bool,
+) -> None:
+    run.driver._policy.max_restarts = 0
+    begin(run, "starting")
+    nodes: dict[str, float | None] = {f"node-{rank}": None for rank in draining}
+    run.home.draining_nodes = {} if is_early else nodes
+    for rank, error in errors.items():
+        run.workers.tell(rank, error=error, has_ended=True, is_stored=True, has_left=True)
+    lose(run, *lost, with_places=True)
+    assert run.step().action == "end"
+    run.home.draining_nodes = nodes
+    if is_reclaimed:
+        assert not run.decide()
+        assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
+    else:
+        with pytest.raises(TrainingError):
+            run.decide()
+
+
+def test_error_after_the_notice_is_reclaimed(run: Run, clock: Clock) -> None:
+    """A worker that has left because of a dead mount may read the mount nevertheless."""
+    run.driver._policy.max_restarts = 0
+    begin(run, "starting")
+    clock.now += 1
+    run.home.draining_nodes = {"node-1": None}
+    run.workers.is_at_work = False
+    assert run.step().action == "end"
+    run.workers.tell(1, error=NO_PACKAGES, has_ended=True, is_stored=True, has_left=True)
+    run.workers.is_at_work = True
     assert not run.decide()
     assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
 

@@ -18,9 +18,11 @@ import pytest
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import UsageError
 from ray_on_ecs.node import notice
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import exchange as exchange_module
+from ray_on_ecs.run import mount_check
 from ray_on_ecs.run import worker as worker_module
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE
@@ -154,7 +156,7 @@ class Workers:
     """A group of threads, which a test polls as the driver does."""
 
     def __init__(
-        self, folder: Path, count: int = 1, script: str = "train.py", *, is_one_node: bool = True, **flags: Any
+        self, folder: Path, count: int = 1, script: str = "train.py", *, is_one_node: bool = True, source: str = "", **flags: Any
     ) -> None:
         self.storage = RunStorage.open(str(folder / "storage"), "mine")
         self.storage.write_json(layout.SETTINGS, {})
@@ -168,7 +170,7 @@ class Workers:
             code=Code(name="code", archive=""),
             is_one_node=is_one_node,
             run_id="first",
-            inputs={},
+            inputs={"data": source} if source else {},
             cluster="",
             launcher=launcher_of(config),
         )
@@ -289,6 +291,19 @@ def test_short_notice_of_a_limit_ends_with_sigterm(tmp_path: Path) -> None:
     assert (ended.ended_at or 0) >= begun + 4, "the first half is for a save"
     workers.say(action="leave")
     workers.until(has_left=True)
+
+
+def test_workers_of_a_node_that_stops_wait_for_its_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(mount_check, "stop_node_if_mounts_fail", lambda *, asks: not asked.append(asks))
+    workers = Workers(tmp_path, count=2, source=str(tmp_path / "data"))
+    until(lambda: workers.poll() and len(asked) == 2, between=0)
+    for _ in range(5):
+        assert not any(worker.error or worker.peer for worker in workers.poll().values())
+    assert sorted(asked) == [False, True], "one worker asks the node to stop"
+    workers.say(action="end", end_at=time.time() + 60)
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+    assert [type(worker.error) for worker in workers.poll().values()] == [UsageError] * 2, "they read it in vain"
 
 
 def test_recommendation_after_the_start_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
