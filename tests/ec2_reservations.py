@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
@@ -32,6 +33,8 @@ class Ec2(HTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.end, self.error, self.asked = end, "", 0
         self.askers: set[str] = set()  # their access keys
+        self.answers = threading.Event()  # not set while it is silent
+        self.answers.set()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -53,6 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         assert f"CapacityReservationId.1={BLOCK_ID}" in asked, asked
         ec2.asked += 1
         ec2.askers |= {*re.findall("Credential=([^/]+)", self.headers["Authorization"])}
+        ec2.answers.wait()
         text = ERROR.format(ec2.error) if ec2.error else answer(ec2.end)
         self.send_response(400 if ec2.error else 200)
         self.end_headers()

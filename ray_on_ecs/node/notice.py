@@ -29,7 +29,7 @@ from ray_on_ecs.contract import (
     SCHEDULED_EVENTS,
     SPOT_ACTION,
 )
-from ray_on_ecs.node import block
+from ray_on_ecs.node.block import Block
 from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.reservations import WARNED
 from ray_on_ecs.tracking.starts import moment
@@ -65,6 +65,9 @@ LIFECYCLE_STATES = {
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-instances-status-check_sched.html
 EVENT_CODES = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot", "system-maintenance")
 EVENT_STATES = {"active": True, "completed": False, "canceled": False}
+# How long a node that starts waits for the end of its Capacity Block; EC2 answers or fails sooner.
+BLOCK_SECONDS = 15.0
+_block = Block()
 
 
 @dataclass(frozen=True)
@@ -97,20 +100,26 @@ class Notices:
 
 
 def of_instance() -> Notices:
-    """Return the notices for this node's instance; of a file that is absent, old or broken, none."""
+    """Return the notices that the instance has passed on; of a file that is absent, old or broken, none."""
     instance = os.environ.get(INSTANCE_FILE_VARIABLE)
     if not instance:
         return Notices()
-    notices, end = _in_file(Path(instance).with_name(NOTICES_FILE)), _of_block()
-    return replace(notices, events=(*notices.events, end)) if end else notices
-
-
-def _in_file(file: Path) -> Notices:
+    file = Path(instance).with_name(NOTICES_FILE)
     try:
         is_old = time.time() - file.stat().st_mtime > OLD_SECONDS
         return Notices() if is_old else parse(_load(file.read_text()))
     except (OSError, ValueError):
         return Notices()
+
+
+def of_node(wait_seconds: float = 0.0) -> Notices:
+    """Return the instance's notices and the end of its Capacity Block, waiting so long for EC2's first answer.
+
+    For `ray-worker` alone, so that each node asks EC2 once in a while, and not each rank of a run.
+    """
+    end = _of_block(wait_seconds)
+    notices = of_instance()
+    return replace(notices, events=(*notices.events, end)) if end else notices
 
 
 def parse(texts: object) -> Notices:
@@ -130,9 +139,9 @@ def parse(texts: object) -> Notices:
 
 def wait_for_end() -> None:
     """Return at once, or wait as long as this instance ends: a run would lose a node that joins now."""
-    if end := of_instance().end(time.time()):
+    if end := of_node(BLOCK_SECONDS).end(time.time()):
         logger.info(f"{end.what}; this node doesn't join the cluster")
-    while of_instance().end(time.time()):
+    while of_node().end(time.time()):
         time.sleep(POLL_SECONDS)
 
 
@@ -177,7 +186,7 @@ class Watch:
 
     def poll(self) -> None:
         """Look once. An end holds, whatever follows; a failure is tried again and costs one line."""
-        notices, now = of_instance(), time.time()
+        notices, now = of_node(), time.time()
         for event in notices.events:
             self._say(f"EC2 has scheduled {event.what}")
         if notices.recommendation:
@@ -261,9 +270,9 @@ def _event(event: Any) -> End | None:
     return End(f"{code} of this instance{_when(at)}", at, is_event=True) if is_due else None
 
 
-def _of_block() -> End | None:
+def _of_block(wait_seconds: float) -> End | None:
     """Return the end of this instance by the end of its Capacity Block, which it does not survive."""
-    found = block.current()
+    found = _block.current(wait_seconds)
     if found is None or found.terminates_at is None:
         return None
     at = found.terminates_at.timestamp()

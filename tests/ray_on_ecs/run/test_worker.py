@@ -156,7 +156,14 @@ class Workers:
     """A group of threads, which a test polls as the driver does."""
 
     def __init__(
-        self, folder: Path, count: int = 1, script: str = "train.py", *, is_one_node: bool = True, source: str = "", **flags: Any
+        self,
+        folder: Path,
+        count: int = 1,
+        script: str = "train.py",
+        *,
+        is_one_node: bool = True,
+        source: str = "",
+        **flags: Any,
     ) -> None:
         self.storage = RunStorage.open(str(folder / "storage"), "mine")
         self.storage.write_json(layout.SETTINGS, {})
@@ -295,7 +302,12 @@ def test_short_notice_of_a_limit_ends_with_sigterm(tmp_path: Path) -> None:
 
 def test_workers_of_a_node_that_stops_wait_for_its_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(mount_check, "stop_node_if_mounts_fail", lambda *, asks: not asked.append(asks))
+
+    def stop(*, asks: bool) -> bool:
+        asked.append(asks)
+        return True
+
+    monkeypatch.setattr(mount_check, "stop_node_if_mounts_fail", stop)
     workers = Workers(tmp_path, count=2, source=str(tmp_path / "data"))
     until(lambda: workers.poll() and len(asked) == 2, between=0)
     for _ in range(5):
