@@ -17,7 +17,11 @@ TERMINATED, WARNED = timedelta(minutes=30), timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Reservation:
-    """A capacity reservation; `start` and `end` are None where EC2 names none."""
+    """A capacity reservation; `start` and `end` are None where EC2 names none.
+
+    `payer` is the account that pays for its unused instances, or empty for one's own.
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/assign-billing.html
+    """
 
     id: str
     is_block: bool
@@ -26,6 +30,7 @@ class Reservation:
     end: datetime | None
     count: int
     free: int
+    payer: str = ""
 
     def __str__(self) -> str:
         return f"{'Capacity Block' if self.is_block else 'capacity reservation'} {self.id}"
@@ -46,17 +51,22 @@ class Reservation:
         return f"{self} is {self.state}{starts}"
 
     def words(self, now: datetime) -> str:
-        """Return kind, end and use in words."""
+        """Return kind, end, use and payer in words."""
         until = f" until {clock(self.end)}" if self.end else ""
-        billed = "paid up front" if self.is_block else "billed also without instances"
+        payer = f" to account {self.payer}" if self.payer else ""
+        billed = "paid up front" if self.is_block else f"billed{payer} also without instances"
         closed = self.closed(now).removeprefix(f"{self} ").removeprefix("is ")
         return f"{self}{until}, {closed or f'{self.count - self.free} of {self.count} in use'}, {billed}"
 
 
-def parse(answer: Any) -> Reservation | None:
-    """Return the reservation in an answer to DescribeCapacityReservations for one; None without one."""
+def parse(answer: Any, account: str = "") -> Reservation | None:
+    """Return the reservation in an answer to DescribeCapacityReservations for one; None without one.
+
+    `account` is one's own; without it the payer is not known.
+    """
     try:
         found = answer["CapacityReservations"][0]
+        payer = str(found.get("UnusedReservationBillingOwnerId") or found.get("OwnerId") or "")
         return Reservation(
             id=str(found["CapacityReservationId"]),
             is_block=found.get("ReservationType") == BLOCK,
@@ -65,6 +75,7 @@ def parse(answer: Any) -> Reservation | None:
             end=_time(found.get("EndDate")),
             count=int(found["TotalInstanceCount"]),
             free=int(found.get("AvailableInstanceCount") or 0),
+            payer="" if account in ("", payer) else payer,
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         return None

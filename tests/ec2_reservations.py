@@ -14,16 +14,17 @@ ANSWER = """<DescribeCapacityReservationsResponse xmlns="http://ec2.amazonaws.co
 <requestId>1</requestId><capacityReservationSet><item><capacityReservationId>{id}</capacityReservationId>
 <instanceType>p5.48xlarge</instanceType><availabilityZone>us-west-2c</availabilityZone><state>active</state>
 <totalInstanceCount>2</totalInstanceCount><availableInstanceCount>{free}</availableInstanceCount>
-<reservationType>{kind}</reservationType>{times}</item></capacityReservationSet></DescribeCapacityReservationsResponse>"""
+<reservationType>{kind}</reservationType>{owner}{times}</item></capacityReservationSet></DescribeCapacityReservationsResponse>"""
 ERROR = "<Response><Errors><Error><Code>{}</Code><Message>as the test wants it</Message></Error></Errors></Response>"
 
 
-def answer(end: datetime | None = None, *, free: int = 0) -> str:
+def answer(end: datetime | None = None, *, free: int = 0, owner: str = "") -> str:
     """EC2's answer for a Capacity Block that ends at this time, or without one for a reservation on demand."""
+    owner = f"<ownerId>{owner}</ownerId>" if owner else ""
     start = datetime(2026, 1, 1) if end is None else end - timedelta(days=1)
     times = f"<startDate>{start:%Y-%m-%dT%H:%M:%SZ}</startDate>"
     times += f"<endDate>{end:%Y-%m-%dT%H:%M:%SZ}</endDate>" if end else ""
-    return ANSWER.format(id=BLOCK_ID, free=free, kind="capacity-block" if end else "default", times=times)
+    return ANSWER.format(id=BLOCK_ID, free=free, kind="capacity-block" if end else "default", owner=owner, times=times)
 
 
 class Ec2(HTTPServer):

@@ -202,21 +202,23 @@ def read_hourly_usd(
 
 def read_reservations(stack: Stack, info: ClusterInfo) -> dict[str, Reservation]:
     """Return the reservations of the kinds of workers that have one; TrainingError if EC2 refuses."""
-    named = {kind: group["reservation"]["id"] for kind, group in info["groups"].items() if "reservation" in group}
+    named = {kind: group["reservation"] for kind, group in info["groups"].items() if "reservation" in group}
+    are_blocks = all(reserved["is_block"] for reserved in named.values())  # their owner has paid
+    account = "" if are_blocks else aws.call(stack, "sts", "get_caller_identity")["Account"]
     found = {}
-    for kind, name in named.items():
-        answer = aws.call(stack, "ec2", "describe_capacity_reservations", CapacityReservationIds=[name])
-        found |= {kind: each} if (each := parse(answer)) else {}
+    for kind, reserved in named.items():
+        answer = aws.call(stack, "ec2", "describe_capacity_reservations", CapacityReservationIds=[reserved["id"]])
+        found |= {kind: each} if (each := parse(answer, account)) else {}
     return found
 
 
 def _unused_usd(info: ClusterInfo, reserved: Mapping[str, Reservation]) -> dict[str, float]:
-    """Return the cost of active reservations on demand for their instances that are not used."""
+    """Return the cost of active reservations on demand for instances that are not used, if this account pays it."""
     usd = {}
     for kind, each in reserved.items():
         group, prices = info["groups"][kind], info["prices"] or {}
         known = [prices[name] - group["disk_usd"] for name in group["types"] if name in prices]
-        if known and each.free and each.state == "active" and not each.is_block:
+        if known and each.free and each.state == "active" and not (each.is_block or each.payer):
             usd[f"{each.free} unused of {each.id}"] = each.free * known[0]
     return usd
 

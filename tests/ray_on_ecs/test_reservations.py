@@ -76,6 +76,26 @@ def test_ended_reservation_is_closed(state: str) -> None:
     assert parsed({**FOUND, "State": state}).closed(NOW) == f"capacity reservation cr-0123456789abcdef0 is {state}"
 
 
+OWN, OTHER = "123456789012", "210987654321"
+
+
+@pytest.mark.parametrize(
+    ("owners", "account", "payer"),
+    [
+        *(({}, OWN, ""), ({"OwnerId": OWN}, OWN, ""), ({"OwnerId": None}, OWN, ""), ({"OwnerId": OTHER}, "", "")),
+        ({"OwnerId": OTHER}, OWN, OTHER),
+        ({"OwnerId": OTHER, "UnusedReservationBillingOwnerId": OWN}, OWN, ""),
+        ({"OwnerId": OWN, "UnusedReservationBillingOwnerId": OTHER}, OWN, OTHER),
+        ({"OwnerId": OTHER, "UnusedReservationBillingOwnerId": None}, OWN, OTHER),
+    ],
+)
+def test_payer_is_another_account(owners: dict[str, str], account: str, payer: str) -> None:
+    made = parse({"CapacityReservations": [{**FOUND, **owners}]}, account)
+    assert made
+    assert made.payer == payer
+    assert made.words(NOW).endswith(f"billed{f' to account {payer}' if payer else ''} also without instances")
+
+
 def test_words_name_kind_end_and_use() -> None:
     assert parsed(FOUND).words(NOW) == (
         "capacity reservation cr-0123456789abcdef0, 1 of 2 in use, billed also without instances"

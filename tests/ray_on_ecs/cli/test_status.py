@@ -472,13 +472,14 @@ def test_pool_without_nodes_says_what_it_would_start(stack: Laptop) -> None:
     assert "no workers-b are configured (maxWorkers is 0)" in found["scale-in"]
 
 
+ACCOUNT_ID = "123456789012"  # of moto
 ON_DEMAND = {"spot": False, "reservation": {"id": BLOCK_ID, "is_block": False}}
 IN_BLOCK = {"spot": False, "reservation": {"id": BLOCK_ID, "is_block": True}}
 
 
 def test_reservation_is_shown_with_its_unused_cost(stack: Laptop) -> None:
     stack.put_pools({"h100-workers": ON_DEMAND})
-    stack.front.texts["DescribeCapacityReservations"] = answer(free=1)
+    stack.front.texts["DescribeCapacityReservations"] = answer(free=1, owner=ACCOUNT_ID)
     document = json.loads(stack.run("status", "--json").stdout)
     assert document["reservations"] == {
         "h100-workers": f"capacity reservation {BLOCK_ID}, 1 of 2 in use, billed also without instances"
@@ -486,6 +487,14 @@ def test_reservation_is_shown_with_its_unused_cost(stack: Laptop) -> None:
     assert document["hourly_usd_by_part"][f"1 unused of {BLOCK_ID}"] == pytest.approx(55.04)
     assert document["hourly_usd_by_part"]["h100-workers"] == pytest.approx(55.04)
     assert document["unknown"] == {}
+
+
+def test_unused_instances_of_another_account_cost_nothing(stack: Laptop) -> None:
+    stack.put_pools({"h100-workers": ON_DEMAND})
+    stack.front.texts["DescribeCapacityReservations"] = answer(free=1, owner="210987654321")
+    found = shown(stack.run("status"))
+    assert f"{BLOCK_ID}, 1 of 2 in use, billed to account 210987654321 also without instances" in found["h100"]
+    assert "unused" not in found["cost"]
 
 
 def test_block_is_shown_with_its_end_and_without_a_price(stack: Laptop) -> None:
