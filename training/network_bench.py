@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     largest = 1024 if torch.cuda.is_available() else 64
-    add("--min-mib", type=int, default=1, metavar="MIB", help="smallest size; each next is twice as large (%(default)s)")
+    add("--min-mib", type=int, default=1, metavar="MIB", help="smallest size; each next is twice as large")
     add("--max-mib", type=int, default=largest, metavar="MIB", help="largest size (1024 on GPUs, 64 on CPUs)")
     add("--times", type=int, default=10, metavar="N", help="measured collectives of each size (%(default)s)")
     args = parser.parse_args()

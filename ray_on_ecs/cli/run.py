@@ -75,7 +75,7 @@ Exit status:
   2    a mistake in the script, its data or the command
   3    workers did not join, or the head can't be reached: ray-on-ecs doctor
   4    --max-hours or --max-usd is reached; a higher one continues the run
-  5    NCCL does not use EFA, which --require-efa wants
+  5    NCCL does not use EFA, which --require-efa wants; its files are kept
   130  Ctrl-C, or 129 after the terminal was closed: see above
 """
 # Settings that a run may need again: the script may need its packages.
