@@ -75,7 +75,7 @@ class Probe:
         transport = self._gloo or transport_in(lines)
         if status is None:
             return NetworkStatus(transport)
-        if status != 0:
+        if status != 0:  # NCCL's last line is of its start, and not of the failure
             self._process.last_lines = deque(line for line in lines if INFO not in line)
             words = self._process.last_words.text
             if status < 0:
@@ -92,6 +92,7 @@ def probing(part: Part | None, environment: ScriptEnvironment, lock: Path) -> Ge
         yield Probe(None, (), None)
         return
     with tempfile.TemporaryDirectory(prefix="ray-on-ecs-network-") as folder:
+        # The collectives of the script are read, and not these.
         variables = environment.variables({AUTOLOAD: "0"}, Path(folder)) | NCCL
         interface = variables.get("GLOO_SOCKET_IFNAME")
         gloo = Transport("Gloo", SOCKETS, 1, (interface,) if interface else ())
