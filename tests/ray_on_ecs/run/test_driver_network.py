@@ -49,7 +49,7 @@ class NetworkRun(Run):
     workers: Measuring
 
     def __init__(self, folder: Path, part: NetworkStatus | None, **settings: Any) -> None:
-        super().__init__(folder, **settings)
+        super().__init__(folder, network_check="on", **settings)
         self.workers = Measuring(part)
 
 
