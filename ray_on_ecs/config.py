@@ -397,15 +397,18 @@ class RunConfig:
         check_names("--pool", self.pool)
 
     def _check_efa(self) -> None:
-        """Refuse settings with which NCCL's choice is not known."""
+        """Refuse settings with which the choice of the script's NCCL is not known."""
         others = {
             "--mpi": self.mpi,
             "--per-node": self.per_node,
             "--network-check off": self.network_check == "off",
             "--device cpu": self.device == "cpu",
+            "--no-python": self.no_python,
         }
         for name in (name for name, is_given in others.items() if is_given and self.require_efa):
-            raise UsageError(f"--require-efa: can't be given with {name}, as NCCL is not tried then; leave one out")
+            raise UsageError(
+                f"--require-efa: can't be given with {name}, as the script's NCCL is not tried then; leave one out"
+            )
 
     def _check_driver(self) -> None:
         """Refuse settings that a Ray program can't use, and ignore the environment's ones."""

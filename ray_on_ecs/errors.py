@@ -28,7 +28,7 @@ class LimitReached(TrainingError):
 
 
 class EfaError(TrainingError):
-    """NCCL does not use EFA, and the run must; its script was not started."""
+    """NCCL does not use EFA, and the run must; its script was not started on these nodes, and its files are kept."""
 
     exit_status = 5
 

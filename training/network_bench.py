@@ -1,13 +1,14 @@
 """Bandwidth of the network between GPUs or nodes: all-reduce, all-gather and reduce-scatter in plain PyTorch.
 
     ray-on-ecs run --num-workers 16 network_bench.py
-    torchrun --nproc-per-node 2 network_bench.py --max-mb 64
+    torchrun --nproc-per-node 2 network_bench.py --max-mib 64
 
 NCCL on GPUs, Gloo on CPUs. For each collective and size rank 0 prints the mean time, and the algorithm and bus
 bandwidth in GB/s (10^9 bytes), by the formulas of nccl-tests, with whose numbers they can be compared:
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. The bus bandwidth of ranks on several nodes is what
-each node sends, and so at most the bandwidth of its network; network.png shows it by size. The file is self-contained:
-copy it (ray-on-ecs recipe copy network_bench) and change it.
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. network.png shows the bus bandwidth by size. It is
+what each node sends if NCCL takes rings, as with --env NCCL_ALGO=Ring. By trees, which NCCL often takes for all-reduce
+on two nodes, a node sends less, so the bus bandwidth may be higher than that of the network. The file is
+self-contained: copy it (ray-on-ecs recipe copy network_bench) and change it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from ray_on_ecs import log, progress
 
 MIB = 2**20
-# The share of the bytes that each rank sends, over the number of ranks n: busbw = algbw * factor.
+# Bus bandwidth over algorithm bandwidth, for n ranks.
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -35,28 +36,29 @@ def parse() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--min-mb", type=int, default=1, metavar="MIB", help="smallest size, the first one; each next is twice as large"
-    )
-    add("--max-mb", type=int, default=1024, metavar="MIB", help="largest size (%(default)s)")
+    largest = 1024 if torch.cuda.is_available() else 64
+    add("--min-mib", type=int, default=1, metavar="MIB", help="smallest size; each next is twice as large")
+    add("--max-mib", type=int, default=largest, metavar="MIB", help="largest size (1024 on GPUs, 64 on CPUs)")
     add("--times", type=int, default=10, metavar="N", help="measured collectives of each size (%(default)s)")
     args = parser.parse_args()
-    if not 0 < args.min_mb <= args.max_mb or args.times < 1:
-        parser.error("--min-mb, --max-mb, --times: positive numbers, the first at most the second")
+    if not 0 < args.min_mib <= args.max_mib or args.times < 1:
+        parser.error("--min-mib, --max-mib, --times: positive numbers, the first at most the second")
     return args
 
 
 def collective(name: str, size: int, device: torch.device) -> Callable[[], object]:
     """Return a collective of so many bytes: the whole of what is reduced, or the whole of what is gathered."""
-    ranks = dist.get_world_size()
-    share = torch.zeros(max(size // 4 // ranks, 1), device=device)
     if name == "all_reduce":
         whole = torch.zeros(size // 4, device=device)
         return lambda: dist.all_reduce(whole)
+    ranks = dist.get_world_size()
+    share = torch.zeros(max(size // 4 // ranks, 1), device=device)
     whole = share.repeat(ranks)
     if name == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, share)
-    return lambda: dist.reduce_scatter_tensor(share, whole)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before PyTorch 2.14
+        return lambda: gather(whole, share)
+    reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return lambda: reduce(share, whole)
 
 
 def seconds_of(call: Callable[[], object], times: int, device: torch.device) -> float:
@@ -103,7 +105,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if use_gpu else "gloo")
     title = f"{'NCCL' if use_gpu else 'Gloo'}, {ranks} ranks on {nodes} nodes"
-    sizes = [args.min_mb * 2**power for power in range((args.max_mb // args.min_mb).bit_length())]
+    sizes = [args.min_mib * 2**power for power in range((args.max_mib // args.min_mib).bit_length())]
     curves: dict[str, list[float]] = {name: [] for name in FACTORS}
     if rank == 0:
         print(f"{title}\n{'collective':<15}{'MiB':>6}{'ms':>12}{'algbw':>10}{'busbw':>10}", flush=True)

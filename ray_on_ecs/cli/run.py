@@ -36,7 +36,7 @@ from ray_on_ecs.cli.stop import stop_run
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
-from ray_on_ecs.errors import Interrupted, LimitReached, StorageError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import EfaError, Interrupted, LimitReached, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, RUN, SECRETS, THEN_STOP
 from ray_on_ecs.rules import secret_hints
@@ -75,11 +75,13 @@ Exit status:
   2    a mistake in the script, its data or the command
   3    workers did not join, or the head can't be reached: ray-on-ecs doctor
   4    --max-hours or --max-usd is reached; a higher one continues the run
-  5    NCCL does not use EFA, which --require-efa wants
+  5    NCCL does not use EFA, which --require-efa wants; its files are kept
   130  Ctrl-C, or 129 after the terminal was closed: see above
 """
 # Settings that a run may need again: the script may need its packages.
 KEPT = ("requirements", "env", "input", "metric", "gpu", "pool", THEN_STOP)
+# Exit statuses of a run that has a folder.
+ADMITTED = (0, *(error.exit_status for error in (TrainingError, LimitReached, EfaError)))
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = SIGNALLED + signal.SIGHUP
 
@@ -249,7 +251,7 @@ def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetc
             if not status:
                 raise
             note(str(cause))
-    elif status in (0, TrainingError.exit_status, LimitReached.exit_status):  # otherwise it has not begun
+    elif status in ADMITTED:
         copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
         note(f"{cluster.command(f'open {name}')} shows its report{copies}")
     return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import uuid
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -44,6 +45,7 @@ class RunDocument:
     uri: str
     content: Mapping[str, Any]
     noted: dict[str, Any] = field(default_factory=dict)
+    _noting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @classmethod
     def read(cls, uri: str, environment: Mapping[str, str], digest: str | None = None) -> Self:
@@ -87,9 +89,12 @@ class RunDocument:
         )
 
     def note(self, **found: Mapping[str, Any]) -> None:
-        """Write what the driver has found, by the keys of `OF_DRIVER`; what the storage refuses is left out."""
-        self.noted.update(found)
-        with suppress(OSError):
+        """Write what the driver has found, by the keys of `OF_DRIVER`; what the storage refuses is left out.
+
+        Several threads may call it: the last document has all of it.
+        """
+        with self._noting, suppress(OSError):
+            self.noted.update(found)
             self.storage.write_json(layout.SETTINGS, {**self.content, **self.noted})
 
     def keep(self) -> None:

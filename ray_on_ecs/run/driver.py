@@ -344,6 +344,10 @@ class RunDriver:
         peers = [worker.peer for _, worker in sorted(of_start.items())]
         if count and len(peers) == count and not self._directive.peers and all(peers):
             measures = self._network.begin(group.places)
+            if measures:
+                logger.info("measuring the network between the nodes")
+            elif self._config.require_efa and len({place.node_id for place in group.places}) == 1:
+                logger.info("--require-efa: all workers are on one node, and use no network")
             self._direct_to(peers=tuple(peer for peer in peers if peer), measures=measures)
 
     def _take_network(self, group: Group, of_start: WorkerStatuses) -> None:
@@ -352,17 +356,29 @@ class RunDriver:
         receipt = self._network.result(of_start, len(group.ranks), lambda: self._home.network_of(nodes))
         if receipt is None:
             return
-        logger.info(receipt.line)
+        if receipt.has_torch:
+            logger.log(logging.WARNING if receipt.failure else logging.INFO, receipt.line)
         if receipt.warning:
             logger.warning(receipt.warning)
-        if self._config.require_efa and receipt.is_without_efa:
-            self._error = _without_efa(receipt)
-            self._end("stopped", time.time() + GRACE_SECONDS)
-        elif self._config.require_efa and not receipt.transport:
-            logger.warning("--require-efa: the run goes on, as it is not known that NCCL does not use EFA")
-        self._direct_to(measures=False)
         note = partial(self._document.note, network=receipt.document())
-        threading.Thread(target=note, name="network", daemon=True).start()  # the scripts do not wait for the storage
+        if self._config.require_efa and receipt.is_without_efa:
+            self._error = self._without_efa(receipt)
+            self._end("stopped", time.time() + GRACE_SECONDS)
+            with suppress(OSError):
+                self._ask(note)  # the evidence
+        else:
+            threading.Thread(target=note, name="network", daemon=True).start()  # scripts do not wait for the storage
+            if self._config.require_efa and not receipt.transport:
+                logger.warning("--require-efa: the run goes on, as it is not known that NCCL does not use EFA")
+        self._direct_to(measures=False)
+
+    def _without_efa(self, receipt: Receipt) -> EfaError:
+        why = f" ({receipt.transport.reason})" if receipt.transport and receipt.transport.reason else ""
+        what = f"--require-efa: {receipt.transport}, not EFA{why}"
+        if not self._policy.has_begun:
+            return EfaError(f"{what}; the script was not started; see docs/efa.md, or leave --require-efa out")
+        way_on = f"see docs/efa.md, and continue with --run-name {self._config.run_name}"
+        return EfaError(f"{what}; the script was not started again, and its files are kept; {way_on}")
 
     def _watch(self, group: Group, workers: WorkerStatuses) -> None:
         """End the start if a script has failed, a node is being reclaimed, the scripts hang, or all have finished."""
@@ -599,12 +615,6 @@ class RunDriver:
         self._restarts.is_known = True
         stored_at = kept.changed_at.timestamp() if kept else None
         return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)
-
-
-def _without_efa(receipt: Receipt) -> EfaError:
-    why = f" ({receipt.transport.reason})" if receipt.transport and receipt.transport.reason else ""
-    way_out = "the script was not started; see docs/efa.md, or leave --require-efa out"
-    return EfaError(f"--require-efa: {receipt.transport}, not EFA{why}; {way_out}")
 
 
 def _is_read(worker: WorkerStatus) -> bool:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from ray_on_ecs.errors import counted
 
 EFA, SOCKETS = "EFA", "sockets"
-# Names of NCCL's own networks; others are those of plugins.
-NAMES = {"Socket": SOCKETS, "IB": "InfiniBand", "IBext": "InfiniBand"}
 TAKEN = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (.+?)(?: to comm)?\s*$")
 PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,*]+).*?(?:\(found (\d+) nics\)|$)")
 GROUPED = re.compile(r"NET/OFI NIC group \d+ device #\d+ \S+")
@@ -59,7 +57,7 @@ class Transport:
 
 
 def transport_in(lines: Iterable[str]) -> Transport | None:
-    """Return the network that the log's last communicator takes; None if it has none."""
+    """Return the network that the log's last communicator takes; None if the log does not tell."""
     text = [line.rstrip() for line in lines]
     taken = _last(TAKEN, text)
     if taken is None:
@@ -68,15 +66,18 @@ def transport_in(lines: Iterable[str]) -> Transport | None:
     reason = next((why.format(*found.groups()) for line, why in REASONS if (found := _last(line, text))), "")
     if "libfabric" in name.lower():
         provider = _last(PROVIDER, text)
+        if provider is None:  # EFA, or another one
+            return None
         # Some versions count groups of interfaces, of which they list the members.
         grouped = {found[0] for line in text if (found := GROUPED.search(line))}
-        count = max(int(provider[2] or 0) if provider else 0, len(grouped))
-        if provider and provider[1].startswith("efa"):
+        count = max(int(provider[2] or 0), len(grouped))
+        if provider[1].startswith("efa"):
             return Transport("NCCL", EFA, count)
-        return Transport("NCCL", f"libfabric's provider {provider[1]}" if provider else "libfabric", count)
+        return Transport("NCCL", f"libfabric's provider {provider[1]}", count, reason=reason)
     listed = [found[2] for line in text if (found := INTERFACES.search(line)) and name.startswith(found[1])]
     interfaces = tuple(INTERFACE.findall(listed[-1])) if listed else ()
-    return Transport("NCCL", NAMES.get(name, name), len(interfaces), interfaces, reason)
+    shown = SOCKETS if name == "Socket" else "InfiniBand" if name.startswith("IB") else name  # of a plugin
+    return Transport("NCCL", shown, len(interfaces), interfaces, reason)
 
 
 def _last(pattern: re.Pattern[str], lines: list[str]) -> re.Match[str] | None:

@@ -8,13 +8,16 @@ interpreter and variables, so NCCL finds the same libraries, devices and setting
 from __future__ import annotations
 
 import re
+import signal
 import tempfile
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.run.collectives import AUTOLOAD
 from ray_on_ecs.run.environment import ScriptEnvironment
 from ray_on_ecs.run.group import NetworkStatus, Peer, WorkerRank
 from ray_on_ecs.run.nccl_log import SOCKETS, Transport, transport_in
@@ -24,8 +27,15 @@ PROBE = Path(__file__).with_name("network_probe.py")
 RESULT = re.compile(r"seconds of an all-reduce: ([\d.e+-]+)$")  # the probe's last line
 BYTES = 2**28
 # INIT and NET have the lines on the network, and ENV those on variables that choose it. NCCL opens the file anew and
-# writes it by lines; its own standard output would keep them while NCCL hangs.
-LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": "/dev/stdout"}
+# writes it by lines; its own standard output would keep them while NCCL hangs. By trees, which NCCL often takes on two
+# nodes, a node sends less than by rings: https://github.com/NVIDIA/nccl-tests/issues/196
+NCCL = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
+    "NCCL_DEBUG_FILE": "/dev/stdout",
+    "NCCL_ALGO": "Ring",
+}
+INFO = "NCCL INFO"
 
 
 @dataclass(frozen=True)
@@ -65,9 +75,12 @@ class Probe:
         transport = self._gloo or transport_in(lines)
         if status is None:
             return NetworkStatus(transport)
-        if status != 0:
-            words = self._process.last_words.text or f"exit status {status}"
-            return NetworkStatus(transport, failure=one_line(words), has_ended=True)
+        if status != 0:  # NCCL's last line is of its start, and not of the failure
+            self._process.last_lines = deque(line for line in lines if INFO not in line)
+            words = self._process.last_words.text
+            if status < 0:
+                words = f"signal {-status} ({signal.strsignal(-status)}){words and ': '}{words}"
+            return NetworkStatus(transport, failure=one_line(words or f"exit status {status}"), has_ended=True)
         taken = [float(found[1]) for line in lines if (found := RESULT.search(line.rstrip()))]
         return NetworkStatus(transport, seconds=sum(taken), has_ended=True)
 
@@ -79,11 +92,13 @@ def probing(part: Part | None, environment: ScriptEnvironment, lock: Path) -> Ge
         yield Probe(None, (), None)
         return
     with tempfile.TemporaryDirectory(prefix="ray-on-ecs-network-") as folder:
-        variables = environment.variables({}, Path(folder)) | LOG
+        # The collectives of the script are read, and not these.
+        variables = environment.variables({AUTOLOAD: "0"}, Path(folder)) | NCCL
         interface = variables.get("GLOO_SOCKET_IFNAME")
         gloo = Transport("Gloo", SOCKETS, 1, (interface,) if interface else ())
         lines: list[str] = []
         numbers = (part.port, part.rank, part.ranks, part.local_rank, BYTES)
-        argv = (environment.python, "-I", str(PROBE), part.host, *map(str, numbers))
-        with ScriptProcess(argv, ProcessOptions(variables, Path(folder), lines.append, lock)) as process:
+        # -P leaves the modules beside the probe out, and the user's packages and PYTHONPATH in.
+        argv = (environment.python, "-P", str(PROBE), part.host, *map(str, numbers))
+        with ScriptProcess(argv, ProcessOptions(variables, environment.folder, lines.append, lock)) as process:
             yield Probe(process, lines, gloo if part.local_rank < 0 else None)

@@ -57,7 +57,7 @@ def candidates(config: RunConfig, info: ClusterInfo) -> list[str]:
 
 
 def _with_efa(config: RunConfig, kinds: list[str], groups: Mapping[str, NodeGroup]) -> list[str]:
-    """Return the kinds that a run may use with EFA, if it requires that; all otherwise.
+    """Return the kinds that have EFA if the run requires it, and all otherwise.
 
     Raises:
         UsageError: None of them has EFA, or one node holds the run.

@@ -1,7 +1,7 @@
 """Receipt of a run's network: the one that NCCL has chosen and its bandwidth, beside what the instances have.
 
-The driver lets the workers measure it once on each set of several nodes, before the scripts start there. A measurement
-that fails or hangs delays the start by `LIMIT_SECONDS` at most, and never ends the run.
+The driver lets the workers measure it at the first start on several nodes, and with --require-efa also at later ones
+on other nodes. A measurement that fails or hangs delays the start by `LIMIT_SECONDS` at most, and never ends the run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ray_on_ecs.run.network import BYTES
 # On large instances PyTorch's import, CUDA and NCCL take half of it.
 LIMIT_SECONDS = 60.0
 TOO_LONG = f"it did not end within {LIMIT_SECONDS:.0f} s"
+NO_TORCH = "No module named 'torch'"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Receipt:
 
     @property
     def gbits(self) -> float | None:
-        """Bus bandwidth in Gbit/s: what each node sends, and receives, during an all-reduce of rings.
+        """Bus bandwidth in Gbit/s: what each node sends, and receives, during an all-reduce by rings.
 
         https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md#allreduce
         """
@@ -78,11 +79,17 @@ class Receipt:
         """The receipt in one line."""
         used = str(self.transport) if self.transport else "the network that is used is not known"
         if self.gbits is None:
-            return f"network: {used}; its bandwidth was not measured: {self.failure}"
+            way_out = "--network-check off starts the script without the measurement"
+            return f"network: {used}; its bandwidth was not measured: {self.failure}; {way_out}"
         has = self.instances
         baseline = f", baseline of {' and '.join(has.types)}: {has.gbits:g} Gbit/s" if has.gbits else ""
         size = f"all-reduce of {BYTES // 2**20} MiB on {self.nodes} nodes"
         return f"network: {used}; {size}: {self.gbits:.3g} Gbit/s per node{baseline}"
+
+    @property
+    def has_torch(self) -> bool:
+        """False if there is nothing to measure with, as in an image for another library."""
+        return NO_TORCH not in self.failure
 
     @property
     def warning(self) -> str:
@@ -125,19 +132,25 @@ class NetworkCheck:
     def __init__(self, config: RunConfig) -> None:
         starts_ranks = not (config.mpi or config.per_node or config.driver)
         self._is_on = starts_ranks and config.network_check == "on"
-        self._nodes: frozenset[str] = frozenset()  # on which it was measured
+        self._requires_efa = config.require_efa
+        self._nodes: set[str] = set()  # that measure
+        self._measured: set[str] = set()
         self._until = 0.0
 
     def begin(self, places: Sequence[Place]) -> bool:
         """Return whether the workers in these places are to measure the network now."""
-        nodes = frozenset(place.node_id for place in places)
-        if not self._is_on or len(nodes) < 2 or nodes == self._nodes:
+        nodes = {place.node_id for place in places}
+        if not self._is_on or len(nodes) < 2 or nodes <= self._measured:
             return False
         self._nodes, self._until = nodes, time.monotonic() + LIMIT_SECONDS
         return True
 
     def result(self, workers: WorkerStatuses, count: int, instances: Callable[[], InstanceNetwork]) -> Receipt | None:
-        """Return the receipt of `count` workers once all have measured, one has failed, or the time is over."""
+        """Return the receipt of `count` workers once all have measured, one has failed, or the time is over.
+
+        A start that ends before has not measured. After a receipt all GPUs would wait again for a line that hardly
+        changes, so only --require-efa measures other nodes, unless that has hung.
+        """
         parts = {rank: worker.network for rank, worker in workers.items() if worker.network}
         failed = {rank: part.failure for rank, part in parts.items() if part.failure}
         is_done = len(parts) == count and all(part.has_ended for part in parts.values())
@@ -145,6 +158,8 @@ class NetworkCheck:
             return None
         rank = min(failed, default=0)
         failure = f"rank {rank}: {failed[rank]}" if failed else "" if is_done else TOO_LONG
+        self._measured |= self._nodes
+        self._is_on = self._requires_efa and failure != TOO_LONG
         return receipt_of([*parts.values()], len(self._nodes), failure, instances())
 
 

@@ -257,8 +257,14 @@ class ScriptWorker:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         if self._recorder:
             self._recorder.log.restart()
-        # No script starts before every node has its files.
-        if self._meet(self._serve_store(environment.python)) and self._measure_network(environment):
+        store = self._serve_store(environment.python)
+        with socket.socket() as listener:
+            # It holds a free port for the script, and lets the measurement, which sets this too, listen there before.
+            listener.bind(("", 0))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # No script starts before every node has its files.
+            is_to_start = self._meet(listener.getsockname()[1], store) and self._measure_network(environment)
+        if is_to_start:  # at once: another process can take the port until the script listens to it
             if self._is_first_of_node or not self._config.per_node:
                 self._run_script(environment)
             else:  # the first worker's program uses this one's GPU
@@ -281,21 +287,15 @@ class ScriptWorker:
         host = tcp_store.HOST if self._rank.local_world_size == ranks else self._place.host
         return self._store.enter_context(tcp_store.serving(python, ranks, host))
 
-    def _meet(self, store: tuple[str, int] | None) -> bool:
-        """Choose a port and wait for all workers; return False if the driver has something else in mind.
-
-        The script starts right after this, because another process can take the port until the script listens to it.
-        """
+    def _meet(self, port: int, store: tuple[str, int] | None) -> bool:
+        """Wait for all workers; return False if the driver has something else in mind."""
         host = self._place.host
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            port, network = listener.getsockname()[1], nccl_interface.network_of(host)
-            peer = Peer(host, port, self._rank.node_rank, network, store)
-            self.exchange.report(peer=peer, hardware=self._hardware())
-            while self.exchange.is_to_run:
-                if self.exchange.directive.peers:
-                    return True
-                self._wait(1.0)
+        peer = Peer(host, port, self._rank.node_rank, nccl_interface.network_of(host), store)
+        self.exchange.report(peer=peer, hardware=self._hardware())
+        while self.exchange.is_to_run:
+            if self.exchange.directive.peers:
+                return True
+            self._wait(1.0)
         return False
 
     def _measure_network(self, environment: ScriptEnvironment) -> bool:

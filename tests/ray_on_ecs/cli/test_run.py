@@ -76,8 +76,13 @@ def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[Job
             0,
             "ray-on-ecs open gone shows its report, ray-on-ecs fetch gone copies it to this machine\n",
         ),
+        (
+            {"status": "FAILED", "driver_exit_code": 5},
+            5,
+            "ray-on-ecs open gone shows its report, ray-on-ecs fetch gone copies it to this machine\n",
+        ),
     ],
-    ids=["signal", "no driver", "stopped", "refused", "finished"],
+    ids=["signal", "no driver", "stopped", "refused", "finished", "without EFA"],
 )
 def test_exit_status_and_last_line_name_the_end(
     run: Run,

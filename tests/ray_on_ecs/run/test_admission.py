@@ -141,6 +141,11 @@ def stack_with(**changed: Any) -> Any:
         ({"gpu": "L4"}, stack_with(), "--gpu: 'L4' is not a GPU of this stack"),
         ({"pool": "a100"}, stack_with(), "--pool: 'a100' is not a pool of this stack"),
         ({"num_workers": 33}, stack_with(), "--num-workers: 33 are more than a pool of the stack can hold"),
+        (
+            {"require_efa": True},
+            stack_with(efa=4, units=8, default_nodes=1),
+            "--require-efa: one node of pool default holds 8 workers",
+        ),
         ({"gpu": "H100"}, None, "--gpu: the stack's pools can't be read (/ray/cluster-info)"),
     ],
 )

@@ -1,6 +1,7 @@
 """The document of a run: written by a command, read by its driver, and refused in one line if it is not one."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,29 @@ def test_wrong_address_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert line in err
+
+
+def test_slow_write_does_not_replace_a_later_one(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(storage, command=("a.py",))
+    found, write = RunDocument.read(storage.uri, {}), RunStorage.write_json
+    is_slow, goes_on = threading.Event(), threading.Event()
+
+    def wait_and_write(self: RunStorage, name: str, content: dict[str, Any]) -> None:
+        if not is_slow.is_set():
+            is_slow.set()
+            goes_on.wait()
+        write(self, name, content)
+
+    monkeypatch.setattr(RunStorage, "write_json", wait_and_write)
+    first = threading.Thread(target=lambda: found.note(pool={"name": "h100"}))
+    second = threading.Thread(target=lambda: found.note(network={"transport": "EFA"}))
+    first.start()
+    is_slow.wait()
+    second.start()
+    second.join(0.2)  # without a lock it ends
+    goes_on.set()
+    first.join()
+    second.join()
+    kept = storage.read_json("run.json")
+    assert kept
+    assert (kept["pool"], kept["network"]) == ({"name": "h100"}, {"transport": "EFA"})

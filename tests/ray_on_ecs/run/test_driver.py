@@ -183,7 +183,8 @@ class Run:
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        config = RunConfig(command=("train.py",), storage_path=str(folder), run_name="mine", **settings)
+        given: dict[str, Any] = {"network_check": "off", **settings}
+        config = RunConfig(command=("train.py",), storage_path=str(folder), run_name="mine", **given)
         self.storage = RunStorage.open(str(folder), "mine")
         code = Code(name="code", archive="")
         document = RunDocument(

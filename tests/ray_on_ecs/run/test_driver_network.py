@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from ray_on_ecs.errors import EfaError, Interrupted
 from ray_on_ecs.run import receipt
-from ray_on_ecs.run.group import Directive, NetworkStatus
+from ray_on_ecs.run.group import Directive, NetworkStatus, Place
 from ray_on_ecs.run.nccl_log import Transport
 from ray_on_ecs.run.receipt import LIMIT_SECONDS, InstanceNetwork
 from tests.ray_on_ecs.run.test_driver import Run, SimulatedHome, Workers, clock, give_notice, lose, stop
@@ -48,7 +49,7 @@ class NetworkRun(Run):
     workers: Measuring
 
     def __init__(self, folder: Path, part: NetworkStatus | None, **settings: Any) -> None:
-        super().__init__(folder, **settings)
+        super().__init__(folder, network_check="on", **settings)
         self.workers = Measuring(part)
 
 
@@ -87,6 +88,7 @@ def test_scripts_start_once_the_network_is_measured(tmp_path: Path) -> None:
     assert run.state == "starting"
     run.workers.part = done()
     run.until("running")
+    assert next(line for line in run.said if "network" in line) == "measuring the network between the nodes"
     assert any("NCCL uses EFA (4 interfaces)" in line for line in run.said)
     assert kept(run)["transport"] == "EFA"
 
@@ -124,7 +126,15 @@ def test_measurement_that_hangs_delays_the_scripts_only(
 def test_measurement_that_fails_ends_no_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     run = begin(tmp_path, NetworkStatus(failure="RuntimeError: x", has_ended=True), **settings)
     run.until("running")
-    assert any("not measured: rank 0: RuntimeError: x" in line for line in run.said)
+    assert any("not measured: rank 0: RuntimeError: x; --network-check off" in line for line in run.said)
+
+
+def test_missing_torch_is_in_the_document_only(tmp_path: Path) -> None:
+    failure = "ModuleNotFoundError: No module named 'torch'"
+    run = begin(tmp_path, NetworkStatus(failure=failure, has_ended=True))
+    run.until("running")
+    assert not any("torch" in line for line in run.said)
+    assert failure in kept(run)["failure"]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
@@ -134,7 +144,30 @@ def test_required_efa_that_is_not_used_ends_the_run(tmp_path: Path, seconds: flo
     with pytest.raises(EfaError, match=r"--require-efa: NCCL uses sockets \(eth0\), not EFA \(its plugin") as raised:
         run.driver._direct(run.workers)
     assert raised.value.exit_status == 5
+    assert str(raised.value).endswith("the script was not started; see docs/efa.md, or leave --require-efa out")
     assert not any(worker.started_at for worker in run.workers.statuses.values())
+    document = run.storage.read_json("run.json")
+    assert document
+    assert document["network"]["transport"] == "sockets"  # before the run ends
+
+
+def test_efa_that_a_later_node_lacks_ends_the_run(tmp_path: Path) -> None:
+    run = begin(tmp_path, done(), require_efa=True)
+    run.until("running")
+    run.workers.fail()
+    assert run.decide()
+    run.workers.places[1] = Place(node_id="other")
+    run.workers.part = done(SOCKETS)
+    with pytest.raises(EfaError, match=r"its files are kept; see docs/efa\.md, and continue with --run-name mine"):
+        run.driver._direct(run.workers)
+
+
+def test_required_efa_on_one_node_is_a_line(tmp_path: Path) -> None:
+    run = NetworkRun(tmp_path, None, require_efa=True)
+    run.workers.places = [Place(node_id="node-0")] * 2
+    run.step()
+    assert not run.told.measures
+    assert "--require-efa: all workers are on one node, and use no network" in run.said
 
 
 def test_required_efa_that_is_used_starts_the_scripts(tmp_path: Path) -> None:
@@ -147,8 +180,9 @@ def test_node_lost_while_it_measures_is_replaced(tmp_path: Path) -> None:
     run.until("ended")
     assert run.driver._ended_for == "lost"
     run.driver._decide(run.workers)
-    run.until("running")  # on the same nodes, which do not measure again
-    assert run.workers.measured == {0}
+    run.workers.part = done()
+    run.until("running")  # on the same nodes, which had not measured
+    assert run.workers.measured == {0, 1}
 
 
 def test_notice_while_it_measures_moves_the_run(tmp_path: Path, clock: Clock) -> None:
@@ -169,10 +203,15 @@ def test_stop_while_it_measures_ends_the_run(tmp_path: Path) -> None:
 
 def test_receipt_that_the_storage_refuses_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begin(tmp_path)
+    refused: list[object] = []
 
-    def fail(*_: object) -> None:
+    def fail(*arguments: object) -> None:
+        refused.append(arguments[-1])
         raise OSError("no")
 
     monkeypatch.setattr(type(run.storage), "write_json", fail)
     run.workers.part = done()
     run.until("running")
+    for writer in (thread for thread in threading.enumerate() if thread.name == "network"):
+        writer.join()
+    assert any(isinstance(each, dict) and "network" in each for each in refused)

@@ -112,6 +112,7 @@ NCCL INFO Using network AWS Libfabric
 """
 # libfabric's TCP has the plugin's name, too.
 TCP = """
+ip:79:88 [0] NCCL INFO NET/OFI Could not find an optimal provider supporting GPUDirect RDMA
 NCCL INFO NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.0.0.0/20 (found 1 nics)
 NCCL INFO Using network Libfabric
 """
@@ -141,7 +142,8 @@ ip:1:1 [0] NCCL INFO Using network Socket
         (NO_DEVICE_2_21, Transport("NCCL", "sockets", 1, ("eth0",), "its plugin found no EFA device")),
         (NO_DEVICE_2_27, Transport("NCCL", "sockets", 1, ("ens32",), "its plugin for EFA could not start")),
         (SLINGSHOT, Transport("NCCL", "libfabric's provider cxi", 2)),
-        (TCP, Transport("NCCL", "libfabric's provider tcp;ofi_rxm", 1)),
+        (TCP, Transport("NCCL", "libfabric's provider tcp;ofi_rxm", 1, (), "its plugin found no EFA device")),
+        (INFINIBAND.replace("IBext", "IBext_v8"), Transport("NCCL", "InfiniBand", 2, ("mlx5_0", "mlx5_1"))),
         (CHOSEN, Transport("NCCL", "sockets", 1, ("eth0",), "its variables choose Socket")),
     ],
 )
@@ -152,6 +154,11 @@ def test_network_of_a_communicator_is_read(log: str, used: Transport) -> None:
 @pytest.mark.parametrize("lines", [0, 1, 2, 3])
 def test_network_is_unknown_before_a_communicator_takes_it(lines: int) -> None:
     assert transport_in(EFA_P5.splitlines()[: lines + 1]) is None
+
+
+@pytest.mark.parametrize("name", ["AWS Libfabric", "Libfabric"])
+def test_libfabric_without_a_provider_is_unknown(name: str) -> None:
+    assert transport_in([f"ip-1:1:1 [0] NCCL INFO Using network {name}"]) is None
 
 
 def test_last_communicator_counts() -> None:

@@ -58,7 +58,10 @@ def test_line_has_network_and_bandwidth() -> None:
 )
 def test_line_without_bandwidth_has_the_reason(transport: Transport | None, known: str) -> None:
     line = receipt(transport, 0.0, failure="rank 3: RuntimeError: x").line
-    assert line == f"network: {known}; its bandwidth was not measured: rank 3: RuntimeError: x"
+    assert line == (
+        f"network: {known}; its bandwidth was not measured: rank 3: RuntimeError: x; --network-check off starts the "
+        "script without the measurement"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,13 +117,51 @@ def test_ranks_on_several_nodes_measure(settings: dict[str, Any], places: list[P
     assert check(**settings).begin(places) is measures
 
 
-def test_same_nodes_measure_once() -> None:
-    network = check()
-    other = [*PLACES[:2], Place(node_id="c")]
-    assert [network.begin(places) for places in (PLACES, PLACES, PLACES[::-1], other, other)] == [
-        *(True, False, False),
-        *(True, False),
-    ]
+def measures(network: NetworkCheck, nodes: str, *parts: NetworkStatus | None) -> bool:
+    """Begin a start on these nodes, with the result of its measurement; return whether it measures."""
+    has_begun = network.begin([Place(node_id=node) for node in nodes])
+    if has_begun and parts:
+        assert result_of(network, *parts)
+    return has_begun
+
+
+@pytest.mark.parametrize(
+    ("settings", "starts", "measured"),
+    [
+        ({}, ("ab", "ab", "ba", "abc", "cd"), ("ab",)),
+        ({"require_efa": True}, ("ab", "ba", "ac", "ab", "bc", "cd", "a", "abcd"), ("ab", "ac", "cd")),
+    ],
+)
+def test_nodes_that_have_measured_do_not_again(
+    settings: dict[str, Any], starts: tuple[str, ...], measured: tuple[str, ...]
+) -> None:
+    network = check(**settings)
+    assert [nodes for nodes in starts if measures(network, nodes, DONE, DONE)] == [*measured]
+
+
+@pytest.mark.parametrize("settings", [{}, {"require_efa": True}])
+def test_start_that_ends_before_the_receipt_measures_again(settings: dict[str, Any]) -> None:
+    network = check(**settings)
+    assert measures(network, "ab")
+    assert result_of(network, DONE, None) is None
+    assert measures(network, "ab", DONE, DONE)
+    assert not measures(network, "ab")
+
+
+@pytest.mark.parametrize("settings", [{}, {"require_efa": True}])
+def test_measurement_that_hung_is_the_last(clock: Clock, settings: dict[str, Any]) -> None:
+    network = check(**settings)
+    assert measures(network, "ab")
+    clock.now += module.LIMIT_SECONDS
+    assert result_of(network, DONE, None)
+    assert not measures(network, "cd")
+
+
+def test_missing_torch_is_told_from_other_failures() -> None:
+    missing = "rank 0: ModuleNotFoundError: No module named 'torch'"
+    assert not receipt(None, 0.0, failure=missing).has_torch
+    assert receipt(None, 0.0, failure="rank 0: ModuleNotFoundError: No module named 'torch.distributed'").has_torch
+    assert receipt().has_torch
 
 
 def test_receipt_waits_for_all_workers() -> None:
@@ -183,6 +224,7 @@ def test_rank_with_the_fewest_interfaces_counts() -> None:
         ({"per_node": True}, "--per-node"),
         ({"network_check": "off"}, "--network-check off"),
         ({"device": "cpu"}, "--device cpu"),
+        ({"no_python": True}, "--no-python"),
         ({"driver": True}, "a Ray program starts its workers itself"),
     ],
 )
