@@ -43,7 +43,7 @@ def look_up(
     found = LustreFileSystem(dns_name=lustre.dns_name, mount_name=lustre.mount_name) if lustre else None
     return FileSystemPlan(
         mounts=Mounts(s3=s3, lustre=found, efs=args.efs),
-        lustre_group_id=lustre.group_ids[0] if lustre else "",
+        lustre_group_id=min(lustre.group_ids) if lustre else "",
         efs_group_ids=tuple(sorted({*efs.group_ids})) if efs else (),
     )
 
@@ -83,7 +83,7 @@ def _efs(file_system: str, region: str, opts: Options) -> SimpleNamespace:
         lifecycle=found["LifeCycleState"],
         vpc_id=targets[0]["VpcId"] if targets else None,
         zones=sorted(each["AvailabilityZoneName"] for each in targets if each["LifeCycleState"] == "available"),
-        group_ids=[each["Groups"][0]["GroupId"] for each in _interfaces(region, ids)],
+        group_ids=[min(group["GroupId"] for group in each["Groups"]) for each in _interfaces(region, ids)],
     )
 
 

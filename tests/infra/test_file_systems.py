@@ -40,6 +40,19 @@ def test_existing_file_systems_are_mounted(cloud: Cloud, monkeypatch: pytest.Mon
     assert not warnings
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_order_of_security_groups_changes_no_rule(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    groups = [{"GroupId": "sg-a"}, {"GroupId": "sg-b"}][::order]
+    interfaces = [{**each, "Groups": groups} for each in GOOD["interfaces"]]
+    answers = {"interfaces": interfaces}
+    plan = cloud.run(lambda: look_up(monkeypatch, answers=answers, fsx_lustre=LUSTRE, efs=EFS))
+    assert (plan.lustre_group_id, plan.efs_group_ids) == ("sg-a", ("sg-a",))
+
+
+def test_rules_of_efs_have_their_groups_names() -> None:
+    assert "file-systems-efs-sg-efs-2049" in deployed("existing network and image").resources
+
+
 TARGET = GOOD["targets"][0]
 UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("fsx_lustre", {"fsx": {"FileSystemType": kind}}, f"is of type {kind}; use one of FSx for Lustre")
@@ -119,6 +132,11 @@ def test_rules_admit_instances_to_existing_file_systems() -> None:
         *((instances, "sg-fsx", *ports) for ports in lustre),
         ("sg-efs", instances, 2049, 2049),
     }
+
+
+def test_new_lustre_waits_for_its_servers_rules() -> None:
+    needed = deployed("large workers").needs("file-systems-lustre")
+    assert {f"file-systems-lustre-{rule}" for rule in ("servers-988", "servers-1018", "egress")} <= needed
 
 
 def test_new_lustre_is_linked_to_the_bucket() -> None:
