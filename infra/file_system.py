@@ -66,8 +66,9 @@ class FileSystems(pulumi.ComponentResource):
 
         https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
         """
-        child, hours = pulumi.ResourceOptions(parent=self), pulumi.CustomTimeouts(create="1h", update="1h", delete="1h")
-        lasting = pulumi.ResourceOptions(parent=self, custom_timeouts=hours)
+        child = pulumi.ResourceOptions(parent=self)
+        # The provider would wait for half an hour, and for ten minutes for the link.
+        hours = pulumi.CustomTimeouts(create="1h", update="1h", delete="1h")
         group = aws.ec2.SecurityGroup(
             f"{name}-lustre-group", description="FSx for Lustre: Ray instances", vpc_id=args.vpc_id, opts=child
         )
@@ -91,9 +92,15 @@ class FileSystems(pulumi.ComponentResource):
             file_system_type_version="2.15",
             data_compression_type="LZ4",
             kms_key_id=args.security.kms_key_arn or None,
-            # FSx refuses a security group in which its servers don't reach each other (InvalidNetworkSettings).
-            # https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html#API_CreateFileSystem_Errors
-            opts=pulumi.ResourceOptions.merge(lasting, pulumi.ResourceOptions(depends_on=[*servers, egress])),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                custom_timeouts=hours,
+                # FSx refuses a security group in which its servers don't reach each other (InvalidNetworkSettings).
+                # https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
+                depends_on=[*servers, egress],
+                # Another zone or key would replace a file system in use, with what is not exported yet.
+                ignore_changes=["subnetIds", "kmsKeyId"],
+            ),
         )
         changes = ["NEW", "CHANGED", "DELETED"]
         aws.fsx.DataRepositoryAssociation(
@@ -103,7 +110,7 @@ class FileSystems(pulumi.ComponentResource):
             data_repository_path=pulumi.Output.concat("s3://", args.bucket.name, "/", FSX_MOUNT),
             batch_import_meta_data_on_create=True,
             s3={"auto_import_policy": {"events": changes}, "auto_export_policy": {"events": changes}},
-            opts=lasting,
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=hours),
         )
         names = pulumi.Output.all(dns_name=made.dns_name, mount_name=made.mount_name)
         return names.apply(lambda names: mount_all(replace(args.mounts, lustre=LustreFileSystem(**names, is_new=True))))

@@ -140,7 +140,9 @@ def _commands(mounts: Mounts) -> dict[str, str]:
         owner = f' && chown {USER}:{USER} "$dir"' if lustre.is_new else ""
         commands[FSX_MOUNT] = f'attempt mount -t lustre -o noatime,flock {source} "$dir"{owner}'
     if mounts.efs:
-        commands[EFS_MOUNT] = f'attempt mount -t efs -o tls {mounts.efs}:/ "$dir"'
+        # A file system policy may admit only clients with IAM, and without one EFS admits all.
+        # https://docs.aws.amazon.com/efs/latest/ug/iam-access-control-nfs-efs.html
+        commands[EFS_MOUNT] = f'attempt mount -t efs -o tls,iam {mounts.efs}:/ "$dir"'
     return commands
 
 

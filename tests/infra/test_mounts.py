@@ -138,7 +138,7 @@ def test_all_are_mounted_before_the_agent_may_start(instance: Instance) -> None:
         f"mount-s3 {options} {of_data}",
         f"mount-s3 {options} --cache {cache}/all --max-cache-size 5000 my-other {root}/all",
         f"mount -t lustre -o noatime,flock fs-1.fsx.us-west-2.amazonaws.com@tcp:/abc {root}/fsx",
-        f"mount -t efs -o tls fs-2:/ {root}/efs",
+        f"mount -t efs -o tls,iam fs-2:/ {root}/efs",
     ]
 
 
@@ -192,8 +192,8 @@ def test_fault_that_passes_delays_the_instance(instance: Instance, name: str) ->
 
 
 def test_words_of_bash_are_names_of_mounts(instance: Instance) -> None:
-    words = ["case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select", "then", "time", "until", "while"]
-    names = [*words, "true", "exit", "return", "local", "echo", "0", "1", "x-1", "DO", "EOF"]
+    words = "case coproc do done elif else esac fi for function if in select then time until while"
+    names = [*words.split(), "true", "exit", "return", "local", "echo", "0", "1", "x-1", "DO", "EOF"]
     instance.start(Mounts(s3=dict.fromkeys(names, "my-data")))
     until(lambda: instance.is_ready)
     assert instance.mounted == {*names}
@@ -316,7 +316,8 @@ def test_accepted_mounts_fit_user_data_and_role(name: int, prefix: int) -> None:
     of_all = Mounts(s3=sources, lustre=LUSTRE, efs="fs-0123456789abcdef0")
     assert made
     assert len(user_data("a" * 100, mount_all(of_all))) < 16 * 1024
-    policy = json.dumps(policies.mounted("aws-us-gov", list(sources.values())), separators=(",", ":"))
+    efs_arn = "arn:aws-us-gov:elasticfilesystem:us-gov-west-1:123456789012:file-system/fs-0123456789abcdef0"
+    policy = json.dumps(policies.mounted("aws-us-gov", list(sources.values()), efs_arn=efs_arn), separators=(",", ":"))
     others = (
         policies.ecs_agent(f"arn:aws:ecs:us-west-2:123456789012:cluster/{'c' * 255}"),
         policies.session_manager("*"),
