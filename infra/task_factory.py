@@ -122,8 +122,9 @@ class TaskFactory:
             registry_secret_arn=self.registry_secret_arn,
             environment=dict(self.environment),
         )
-        own = {"region": self.location.region, "size": size, "mounts": self.mounts}
-        return inputs.apply(lambda values: ContainerDefaults(**own, **values))
+        return inputs.apply(
+            lambda values: ContainerDefaults(region=self.location.region, size=size, mounts=self.mounts, **values)
+        )
 
     @property
     def _secrets_prefix(self) -> pulumi.Output[str]:
