@@ -57,8 +57,8 @@ class FileSystems(pulumi.ComponentResource):
             self.commands = self._new_lustre(name, args)
         elif args.lustre_group_id:
             self._admit_lustre(name, args.lustre_group_id, instances)
-        for index, group_id in enumerate(args.efs_group_ids):
-            self._admit(f"{name}-efs-{index}", group_id, instances, NFS_PORTS)
+        for group_id in args.efs_group_ids:
+            self._admit(f"{name}-efs-{group_id}", group_id, instances, NFS_PORTS)
         self.register_outputs({})
 
     def _new_lustre(self, name: str, args: FileSystemsArgs) -> pulumi.Output[str]:
@@ -67,11 +67,13 @@ class FileSystems(pulumi.ComponentResource):
         https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
         """
         child = pulumi.ResourceOptions(parent=self)
+        # The provider would wait for half an hour, and for ten minutes for the link.
+        hours = pulumi.CustomTimeouts(create="1h", update="1h", delete="1h")
         group = aws.ec2.SecurityGroup(
             f"{name}-lustre-group", description="FSx for Lustre: Ray instances", vpc_id=args.vpc_id, opts=child
         )
-        self._admit(f"{name}-lustre-servers", group.id, group.id, LUSTRE_PORTS)
-        aws.vpc.SecurityGroupEgressRule(
+        servers = self._admit(f"{name}-lustre-servers", group.id, group.id, LUSTRE_PORTS)
+        egress = aws.vpc.SecurityGroupEgressRule(
             f"{name}-lustre-egress",
             description="Lustre clients",
             security_group_id=group.id,
@@ -90,7 +92,15 @@ class FileSystems(pulumi.ComponentResource):
             file_system_type_version="2.15",
             data_compression_type="LZ4",
             kms_key_id=args.security.kms_key_arn or None,
-            opts=child,
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                custom_timeouts=hours,
+                # FSx refuses a security group in which its servers don't reach each other (InvalidNetworkSettings).
+                # https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
+                depends_on=[*servers, egress],
+                # Another zone or key would replace a file system in use, with what is not exported yet.
+                ignore_changes=["subnetIds", "kmsKeyId"],
+            ),
         )
         changes = ["NEW", "CHANGED", "DELETED"]
         aws.fsx.DataRepositoryAssociation(
@@ -100,7 +110,7 @@ class FileSystems(pulumi.ComponentResource):
             data_repository_path=pulumi.Output.concat("s3://", args.bucket.name, "/", FSX_MOUNT),
             batch_import_meta_data_on_create=True,
             s3={"auto_import_policy": {"events": changes}, "auto_export_policy": {"events": changes}},
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=hours),
         )
         names = pulumi.Output.all(dns_name=made.dns_name, mount_name=made.mount_name)
         return names.apply(lambda names: mount_all(replace(args.mounts, lustre=LustreFileSystem(**names, is_new=True))))
@@ -111,8 +121,8 @@ class FileSystems(pulumi.ComponentResource):
 
     def _admit(
         self, name: str, group_id: pulumi.Input[str], source_id: pulumi.Input[str], ports: tuple[tuple[int, int], ...]
-    ) -> None:
-        for first, last in ports:
+    ) -> list[pulumi.Resource]:
+        return [
             aws.vpc.SecurityGroupIngressRule(
                 f"{name}-{first}",
                 security_group_id=group_id,
@@ -122,3 +132,5 @@ class FileSystems(pulumi.ComponentResource):
                 to_port=last,
                 opts=pulumi.ResourceOptions(parent=self),
             )
+            for first, last in ports
+        ]

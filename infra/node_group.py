@@ -30,7 +30,7 @@ class NodeGroupArgs:
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
     `node.max_count`. The head has one, and with managed scaling none while it sleeps. Nodes with GPUs use cluster
-    placement groups. `mounts` are commands of its user data, which read the folders of S3 in `mounted`.
+    placement groups. `mounts` are commands of its user data, which read the folders of S3 in `mounted`, and use `efs`.
     """
 
     location: Location
@@ -41,6 +41,7 @@ class NodeGroupArgs:
     managed_scaling: bool = False
     mounts: pulumi.Input[str] = ""
     mounted: Sequence[str] = ()
+    efs: str = ""
 
     @property
     def is_head(self) -> bool:
@@ -109,9 +110,10 @@ class NodeGroup(pulumi.ComponentResource):
         own: dict[str, pulumi.Input[str]] = {
             "ssm": json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*")))
         }
-        if args.mounted:
+        if args.mounted or args.efs:
             key, partition = pulumi.Output.from_input(args.security.kms_key_arn), args.location.partition
-            own["mounts"] = key.apply(lambda key: json.dumps(policies.mounted(partition, args.mounted, key)))
+            efs = args.location.arn("elasticfilesystem", f"file-system/{args.efs}") if args.efs else ""
+            own["mounts"] = key.apply(lambda key: json.dumps(policies.mounted(partition, args.mounted, key, efs)))
         inline = [
             aws.iam.RolePolicy(
                 f"{name}-instance-{label}", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)

@@ -131,6 +131,7 @@ class RayCluster(pulumi.ComponentResource):
             data_buckets=args.data_buckets,
             job_secrets=args.job_secrets,
             environment=args.environment,
+            mounts=args.has_mounts,
         )
         task_args = factory.by_kind(
             plan.nodes,
@@ -292,6 +293,7 @@ class RayCluster(pulumi.ComponentResource):
                 managed_scaling=kind in self._plan.scales or self._sleeps,
                 mounts=mounts,
                 mounted=tuple(self._plan.file_systems.mounts.s3.values()),
+                efs=self._args.efs,
             )
             name = kind_in_names(self._prefix, kind)
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)

@@ -22,7 +22,7 @@ class TaskDefinitionArgs:
     """Inputs of TaskDefinition; container definition and policies are JSON documents.
 
     `family` is unique in the account. `state_volume` is a volume that the next task on the instance mounts again,
-    `instance_volume` the host directory with the instance's description.
+    `instance_volume` the host directory with the instance's description, and `mounts` adds that with its file systems.
     """
 
     family: pulumi.Input[str]
@@ -35,6 +35,7 @@ class TaskDefinitionArgs:
     security: SecurityOptions
     state_volume: str | None = None
     instance_volume: str | None = None
+    mounts: bool = False
 
 
 class TaskDefinition(pulumi.ComponentResource):
@@ -88,7 +89,8 @@ def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgsD
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
     """
     volumes: list[aws.ecs.TaskDefinitionVolumeArgsDict] = [{"name": volume} for volume in TASK_VOLUMES]
-    volumes += [{"name": volume, "host_path": MOUNTS_DIR} for volume in MOUNTS_VOLUME]
+    if args.mounts:
+        volumes += [{"name": volume, "host_path": MOUNTS_DIR} for volume in MOUNTS_VOLUME]
     if args.instance_volume:
         volumes.append({"name": args.instance_volume, "host_path": INSTANCE_DIR})
     if args.state_volume:

@@ -32,6 +32,7 @@ class TaskFactory:
     data_buckets: Sequence[pulumi.Input[str]] = ()
     job_secrets: Sequence[pulumi.Input[str]] = ()
     environment: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    mounts: bool = False
 
     def by_kind(
         self,
@@ -108,6 +109,7 @@ class TaskFactory:
             execution_policy=self._execution_policy(),
             task_policy=task_policy,
             security=self.security,
+            mounts=self.mounts,
             **volumes,
         )
 
@@ -120,7 +122,9 @@ class TaskFactory:
             registry_secret_arn=self.registry_secret_arn,
             environment=dict(self.environment),
         )
-        return inputs.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
+        return inputs.apply(
+            lambda values: ContainerDefaults(region=self.location.region, size=size, mounts=self.mounts, **values)
+        )
 
     @property
     def _secrets_prefix(self) -> pulumi.Output[str]:

@@ -460,3 +460,17 @@ def test_changed_network_interfaces_are_the_projects() -> None:
     tagged = {"StringEquals": {f"aws:ResourceTag/{PROJECT_TAG}": "PROJECT"}}
     conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
     assert all(conditions[f"ec2:{verb}"] == tagged for verb in INTERFACE_CHANGES)
+
+
+def test_changed_file_systems_are_the_projects() -> None:
+    """An update sends the tags that change, and a creation all."""
+    of_request, of_resource = (f"aws:{kind}Tag/{PROJECT_TAG}" for kind in ("Request", "Resource"))
+    found: dict[str, set[str]] = {}
+    for name, statement in allowed():
+        if name.startswith("fsx:") and not name.startswith(("fsx:Describe", "fsx:List")):
+            [(key, value)] = statement["Condition"]["StringEquals"].items()
+            assert value == "PROJECT"
+            found.setdefault(name, set()).add(key)
+    assert found.pop("fsx:TagResource") == {of_request, of_resource}
+    for name, keys in found.items():
+        assert keys == {of_request if name.startswith("fsx:Create") else of_resource}, name

@@ -204,6 +204,15 @@ def ami(instances: Sequence[InstanceType], disk_field: str, disk_gib: int, *, gp
     ]
 
 
+MOUNTPOINT = warning(
+    "creation_date",
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mountpoint-installation.html
+    lambda date: date >= "2025-11-10",
+    "is of {}, older than mount-s3 in Amazon Linux's repository (2023.9.20251110), which mounts need",
+    "use a newer one, or install mount-s3 in it",
+)
+
+
 def vpc(account: str, region: str, vpc_id: str) -> list[Rule]:
     """Rules for an existing VPC, whose private DNS namespace needs its owner and both DNS attributes.
 
@@ -299,6 +308,25 @@ def lustre(vpc_id: str, zones: Collection[str]) -> list[Rule]:
     ]
 
 
+# Role by which FSx reads and writes the bucket of a new file system.
+# https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html
+LINK_ROLE, STATEMENT = "AWSServiceRoleForFSxS3Access_fs-*", "add the statement of docs/mounts.md to it"
+LINKED_BUCKET = [
+    warning(
+        "kms_key",
+        lambda key: not key or "alias/aws/" in key,
+        f"is encrypted with the KMS key {{}}, which FSx can read and write only if its policy admits {LINK_ROLE}",
+        STATEMENT,
+    ),
+]
+
+
+def own_lustre(gib: int) -> list[Rule]:
+    """Rule for the stack's file system, which a smaller one would replace, with what is not exported yet."""
+    hint = "keep that, or export all (docs/mounts.md), set 0 for one `pulumi up`, and then the smaller one"
+    return [Rule("capacity", lambda capacity: capacity <= gib, "is less than the {} of the stack's file system", hint)]
+
+
 def efs(vpc_id: str, zones: Collection[str]) -> list[Rule]:
     """Rules for a file system of EFS, which a node reaches through the mount target in its zone.
 
@@ -307,6 +335,12 @@ def efs(vpc_id: str, zones: Collection[str]) -> list[Rule]:
     needed = " and ".join(sorted(zones))
     return [
         Rule("lifecycle", ("available", "updating"), "is {}", "wait for it, or use another"),
+        Rule(
+            "one_zone",
+            lambda zone: set(zones) <= {zone},
+            "is One Zone storage in {}",
+            f"let availability_zones and pools have that zone alone instead of {needed}, or use another",
+        ),
         Rule("group_ids", bool, "has no mount target", f"create one in each zone of the nodes ({needed})"),
         *_in_vpc(vpc_id),
         Rule("zones", set(zones).issubset, "has available mount targets in {} alone", f"create one in {needed}, too"),

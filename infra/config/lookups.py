@@ -182,6 +182,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
         yield Question("bucket_name", name, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
         facts = partial(buckets.Facts, name, region, caller.account, buckets.OF_RUNS)
         conditions = rules.BUCKET + rules.encryption("kms_key", key, "set kms_key_arn to that key", is_warning=True)
+        conditions += rules.LINKED_BUCKET if args.fsx_lustre_gib else []
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
     conditions = rules.bucket(region, is_warning=args.nat_gateway or bool(args.vpc_id))
@@ -256,6 +257,7 @@ def _ami(args: RayClusterArgs, name: str, ami_id: str, group: Sequence[NodeSpec]
     if name == ami_id:
         instances = [instance for node in group for instance in node.instances]
         conditions, absent = rules.ami(instances, *disk, gpus=_has_gpus(group)), REFUSE
+        conditions += [rules.MOUNTPOINT] if args.mounts else []
     else:
         conditions, absent = rules.public_ami(*disk), WARN
     # A deprecated AMI can still be launched by its ID.

@@ -29,7 +29,7 @@ from infra.config.file_systems import FileSystemPlan
 from infra.config.idle_cost import Costs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
-from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
+from infra.definitions.sizing import InstanceType, beside_mountpoint, cpu_worker_size, head_size, worker_size
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
@@ -96,9 +96,11 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     location = locate(args, caller, existing, opts)
     reserved = reservations.look_up(args, caller, opts)
     nodes = _nodes(args, location, reserved, opts)
+    if args.mounts:
+        nodes = {kind: replace(node, task=beside_mountpoint(node.task)) for kind, node in nodes.items()}
     reservations.check_zones(nodes)
     lookups.check_machine_images(args, nodes.values(), opts)
-    existing_file_systems = file_systems.look_up(args, location, nodes, opts)
+    existing_file_systems = file_systems.look_up(args, prefix, location, nodes, opts)
     if args.check_quotas:
         network_problem = quotas.check(
             caller.region,

@@ -31,7 +31,7 @@ TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}  # nosec B108 # a volume of 
 STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 # Description of the instance, for the labels of its Ray node.
 INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
-# Folder of the instance with its file systems: the same in all stacks, so that another file system changes no task.
+# Folder of the instance with its file systems: one for all, so that another file system changes no task.
 MOUNTS_VOLUME = {"mounts": contract.MOUNTS_DIR}
 USER = "1000:1000"
 Container = dict[str, Any]
@@ -39,7 +39,7 @@ Container = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerDefaults:
-    """Values that the container definitions of all nodes share."""
+    """Values that the container definitions of all nodes share; without mounts, the image's own /mnt stays visible."""
 
     image: str
     log_group: str
@@ -49,6 +49,7 @@ class ContainerDefaults:
     size: TaskSize
     registry_secret_arn: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: bool = False
 
 
 def head(
@@ -91,7 +92,7 @@ def head(
         command="ray-head",
         flags=["--num-cpus=0", "--num-gpus=0"],
         environment=environment,
-        volumes={**TASK_VOLUMES, **MOUNTS_VOLUME, STATE_VOLUME: STATE_DIR},
+        volumes={STATE_VOLUME: STATE_DIR},
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
         drain_seconds=HEAD_DRAIN_SECONDS,
@@ -116,7 +117,6 @@ def worker(common: ContainerDefaults, *, head_host: str, pool: str, efa_devices:
             **({contract.NODE_GROUP_VARIABLE: label} if label else {}),
             **({contract.BLOCK_VARIABLE: block} if block else {}),
         },
-        volumes={**TASK_VOLUMES, **MOUNTS_VOLUME},
         reads={INSTANCE_VOLUME: INSTANCE_MOUNT},
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,
@@ -132,7 +132,7 @@ def _container(
     command: str,
     flags: list[str],
     environment: dict[str, str],
-    volumes: dict[str, str],
+    volumes: dict[str, str] | None = None,
     reads: dict[str, str] | None = None,
     health_check: str,
     stop_seconds: int,
@@ -142,6 +142,7 @@ def _container(
     """Container definition with the parts that all nodes share."""
     size = common.size
     variables = {**common.environment, **_environment(common, drain_seconds), **environment}
+    volumes = {**TASK_VOLUMES, **(MOUNTS_VOLUME if common.mounts else {}), **(volumes or {})}
     mounts = [{"sourceVolume": volume, "containerPath": path} for volume, path in volumes.items()]
     read_only = [
         {"sourceVolume": volume, "containerPath": path, "readOnly": True} for volume, path in (reads or {}).items()

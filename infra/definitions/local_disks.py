@@ -10,6 +10,8 @@ from pathlib import Path
 
 UNIT = "ray-on-ecs-local-disks"
 SCRIPT = f"/usr/local/bin/{UNIT}"
+# Mount point of the disks' file system, as in the script.
+MOUNTED = "/mnt/local-disks"
 MOVE = Path(__file__).with_suffix(".sh").read_text()
 # cloud-init runs user data before the ECS agent starts, and Docker may be up already. A start of Docker that has not
 # ended after a minute, e.g. one that waits for cloud-init, goes on. At a later boot the unit comes before Docker.

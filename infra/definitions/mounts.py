@@ -12,12 +12,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from infra.definitions import local_disks
+from infra.definitions.sizing import PREFETCH_MIB
 from ray_on_ecs.contract import EFS_MOUNT, FSX_MOUNT
 
 UNIT = "ray-on-ecs-mounts"
 SCRIPT = f"/usr/local/bin/{UNIT}"
-# Folder of the instance, and Mountpoint's cache on its root volume.
+# Folder of the instance, and Mountpoint's cache on its root volume, or on its local disks where Docker's files are.
 MOUNTS_DIR, CACHE_DIR = "/mnt/ray-on-ecs", "/var/cache/ray-on-ecs"
+LOCAL_CACHE_DIR = f"{local_disks.MOUNTED}/cache"
 # All of Mountpoint's caches together take this part of the disk space that is free when they start.
 CACHE_PART = 4
 # An instance that has not mounted everything by then shuts down, and Auto Scaling replaces it. `status` tells of
@@ -55,7 +58,8 @@ def mount_all(mounts: Mounts) -> str:
         return ""
     unit = [
         *("[Unit]", "Description=File systems of the containers", "StartLimitIntervalSec=0"),
-        *("Wants=network-online.target", "After=network-online.target", "Before=ecs.service"),
+        *("Wants=network-online.target", f"After=network-online.target {local_disks.UNIT}.service"),
+        "Before=ecs.service",
         # A script that systemd starts again leaves Mountpoint's processes alone.
         *("[Service]", "Type=notify", "NotifyAccess=all", "TimeoutStartSec=infinity", "KillMode=process"),
         *("Restart=always", "RestartSec=1", "StandardOutput=journal+console", "StandardError=journal+console"),
@@ -73,10 +77,12 @@ def mount_all(mounts: Mounts) -> str:
 def script(mounts: Mounts) -> str:
     """Script of the unit. `systemd-notify` tells that everything is mounted, until when the agent waits."""
     commands, packages = _commands(mounts), " ".join(_packages(mounts))
-    cases = "\n".join(f"    {name}) {command} ;;" for name, command in commands.items())
+    # Quoted, as bash would take a mount named esac for the end of the list.
+    cases = "\n".join(f'    "{name}") {command} ;;' for name, command in commands.items())
     watched = " ".join(mounts.s3)
     return rf"""#!/bin/bash
 root={MOUNTS_DIR} cache={CACHE_DIR} log=/run/{UNIT}.log mounted=/run/{UNIT}.done
+export UNSTABLE_MOUNTPOINT_MAX_PREFETCH_WINDOW_SIZE={PREFETCH_MIB * 2**20}
 say() {{ echo "{UNIT}: $*"; }}
 attempt() {{ timeout -k 5 120 "$@" > $log 2>&1 < /dev/null; }}
 wait_or_end() {{
@@ -97,6 +103,7 @@ mount_it() {{
 {cases}
   esac && is_mounted "$1"
 }}
+mountpoint -q {local_disks.MOUNTED} && cache={LOCAL_CACHE_DIR}
 mkdir -p $cache && chmod 700 $cache
 until attempt rpm -q {packages} || attempt dnf install -y {packages}; do wait_or_end "{packages}"; done
 for name in {" ".join(commands)}; do
@@ -133,7 +140,9 @@ def _commands(mounts: Mounts) -> dict[str, str]:
         owner = f' && chown {USER}:{USER} "$dir"' if lustre.is_new else ""
         commands[FSX_MOUNT] = f'attempt mount -t lustre -o noatime,flock {source} "$dir"{owner}'
     if mounts.efs:
-        commands[EFS_MOUNT] = f'attempt mount -t efs -o tls {mounts.efs}:/ "$dir"'
+        # A file system policy may admit only clients with IAM, and without one EFS admits all.
+        # https://docs.aws.amazon.com/efs/latest/ug/iam-access-control-nfs-efs.html
+        commands[EFS_MOUNT] = f'attempt mount -t efs -o tls,iam {mounts.efs}:/ "$dir"'
     return commands
 
 

@@ -136,9 +136,11 @@ def session_manager(instances_arn: str) -> Policy:
     return _policy(_allow(["ssm:UpdateInstanceInformation"], instances_arn), _allow(list(SESSION_MANAGER), "*"))
 
 
-def mounted(partition: str, sources: Sequence[str], kms_key_arn: str = "") -> Policy:
-    """Policy of an instance that mounts folders of S3, each `bucket` or `bucket/prefix`: read these alone."""
-    return _policy(*_read(partition, sources), *_use_key(kms_key_arn, ["kms:Decrypt"], "s3"))
+def mounted(partition: str, sources: Sequence[str], kms_key_arn: str = "", efs_arn: str = "") -> Policy:
+    """Policy of an instance that mounts folders of S3, each `bucket` or `bucket/prefix`, and EFS: these alone."""
+    of_s3 = [*_read(partition, sources), *_use_key(kms_key_arn, ["kms:Decrypt"], "s3")] if sources else []
+    clients = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
+    return _policy(*of_s3, *([_allow(clients, efs_arn)] if efs_arn else []))
 
 
 def nat_instance(*, interface_arn: str, profile_arn: str) -> Policy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.errors import SettingError
 
@@ -17,6 +17,10 @@ MIB = 2**20
 ARCHITECTURE = "x86_64"
 # Its task has 2.7 GiB: eight runs of scripts, the dashboard and a quarter more take 2.1. docs/design/measurements.md
 SMALLEST_HEAD_MIB = 4096
+# Most that Mountpoint for S3 reads ahead of each reader of a file, instead of 2 GiB, and memory of its own. It takes up
+# to 95 % of the instance's memory by default, and has an option for less (--memory-target) only since version 1.24.
+# https://github.com/awslabs/mountpoint-s3/blob/main/doc/CONFIGURATION.md#maximum-prefetch-window-size
+PREFETCH_MIB, MOUNTPOINT_MIB = 64, 256
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task_definition_parameters_ec2.html
 MOST_VCPUS = 192
 # Throughput of a gp3 volume in MiB/s that its price includes, the most that can be provisioned, and the IOPS that the
@@ -78,6 +82,12 @@ class TaskSize:
     def object_store_bytes(self) -> int:
         """Size of Ray's object store in /dev/shm, of which a third is left to data loaders."""
         return self.memory_mib * 20 // 100 * MIB
+
+
+def beside_mountpoint(size: TaskSize) -> TaskSize:
+    """Size of a task whose instance also has Mountpoint for S3, with a reader on each vCPU."""
+    taken = MOUNTPOINT_MIB + PREFETCH_MIB * size.vcpus
+    return replace(size, memory_mib=(size.memory_mib - taken) // 256 * 256)
 
 
 def network_gbits(cards: Sequence[float], performance: str) -> float:

@@ -114,7 +114,8 @@ def machine_image(*, gpu: bool) -> str:
 def user_data(cluster_name: str, mounts: str = "", *, efa_devices: int = 0, local_disks: bool = False) -> str:
     """User data script, which configures the ECS agent at the first boot, and local disks before it starts.
 
-    `mounts` are the commands that mount file systems, which come first: an instance without them does not join.
+    `mounts` are the commands that mount file systems, before the agent has a cluster: an instance without them does not
+    join. Mountpoint's cache is on the local disks.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     """
@@ -145,5 +146,5 @@ def user_data(cluster_name: str, mounts: str = "", *, efa_devices: int = 0, loca
     unit = run_unit(NOTICES_UNIT, "Notices of EC2 for the containers")
     driver = [load_driver(efa_devices)] if efa_devices else []
     disks = [move_docker()] if local_disks else []
-    first = ["#!/bin/bash", *([mounts] if mounts else [])]
-    return "\n".join([*first, *configure, DESCRIBE_INSTANCE, *driver, *notices, unit, *disks])
+    first = ["#!/bin/bash", *disks, *([mounts] if mounts else [])]
+    return "\n".join([*first, *configure, DESCRIBE_INSTANCE, *driver, *notices, unit])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -53,6 +54,10 @@ class _Client:
     def describe_file_systems(self, **asked: Any) -> dict[str, Any]:
         """Answer as FSx and EFS do."""
         return {"FileSystems": [self._answer(self.service, lambda answer: {**GOOD[self.service], **answer})]}
+
+    def get_paginator(self, call: str) -> Any:
+        """Paginator of a call with one page."""
+        return SimpleNamespace(paginate=lambda: [{"FileSystems": self.answers.get("made", [])}])
 
     def describe_mount_targets(self, **asked: Any) -> dict[str, Any]:
         """Answer as EFS does."""

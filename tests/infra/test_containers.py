@@ -183,12 +183,12 @@ def mounts(container: containers.Container) -> dict[str, str]:
 
 def test_writable_paths_are_task_volumes() -> None:
     written = {name: path for name, path in mounts(worker()).items() if name not in read_only(worker())}
-    assert written == {**containers.TASK_VOLUMES, "mounts": "/mnt"}
+    assert written == containers.TASK_VOLUMES
     assert containers.TASK_VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
 
 
 def test_the_head_alone_keeps_its_state() -> None:
-    assert mounts(head()) == {**containers.TASK_VOLUMES, "mounts": "/mnt", "ray-head-state": "/var/lib/ray"}
+    assert mounts(head()) == {**containers.TASK_VOLUMES, "ray-head-state": "/var/lib/ray"}
     assert environment(head())["RAY_HEAD_STATE"] == mounts(head())["ray-head-state"]
     assert "RAY_HEAD_STATE" not in environment(worker())
 

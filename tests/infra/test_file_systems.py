@@ -12,10 +12,11 @@ from infra.config import RayClusterArgs, file_systems
 from infra.config.file_systems import FileSystemPlan
 from infra.definitions.mounts import LustreFileSystem, Mounts
 from infra.errors import SettingError
+from infra.tags import tags
 from infra.types import Location
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, node_spec
 from tests.infra.fake_file_systems import EFS, GOOD, LUSTRE, VPC, FakeFileSystems
-from tests.infra.stacks import deployed
+from tests.infra.stacks import KEY, deployed
 
 NETWORK: dict[str, Any] = {"vpc_id": VPC, "subnet_ids": ("subnet-0c2d",)}
 LOCATION = Location(
@@ -29,7 +30,7 @@ def look_up(
     """Look up the file systems of these settings, for nodes in these zones."""
     monkeypatch.setattr(file_systems, "client", FakeFileSystems(answers or {}).client)
     nodes = {zone: node_spec(zones=(zone,)) for zone in zones or ("us-west-2b",)}
-    return file_systems.look_up(RayClusterArgs(**NETWORK, **settings), LOCATION, nodes)
+    return file_systems.look_up(RayClusterArgs(**{**NETWORK, **settings}), "ray", LOCATION, nodes)
 
 
 def test_existing_file_systems_are_mounted(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
@@ -38,6 +39,19 @@ def test_existing_file_systems_are_mounted(cloud: Cloud, monkeypatch: pytest.Mon
     assert plan.mounts == Mounts(s3={"data": "my-data/faces"}, lustre=lustre, efs=EFS)
     assert (plan.lustre_group_id, plan.efs_group_ids) == ("sg-fsx", ("sg-efs",))
     assert not warnings
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_order_of_security_groups_changes_no_rule(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    groups = [{"GroupId": "sg-a"}, {"GroupId": "sg-b"}][::order]
+    interfaces = [{**each, "Groups": groups} for each in GOOD["interfaces"]]
+    answers = {"interfaces": interfaces}
+    plan = cloud.run(lambda: look_up(monkeypatch, answers=answers, fsx_lustre=LUSTRE, efs=EFS))
+    assert (plan.lustre_group_id, plan.efs_group_ids) == ("sg-a", ("sg-a",))
+
+
+def test_rules_of_efs_have_their_groups_names() -> None:
+    assert "file-systems-efs-sg-efs-2049" in deployed("existing network and image").resources
 
 
 TARGET = GOOD["targets"][0]
@@ -59,6 +73,11 @@ UNFIT += [
     ("fsx_lustre", {"fsx": "FileSystemNotFound"}, "could not be found"),
     ("fsx_lustre", {"fsx": "AccessDeniedException"}, "(fsx:DescribeFileSystems: "),
     ("fsx_lustre", {"interfaces": "UnauthorizedOperation"}, "(fsx:DescribeFileSystems: "),
+    (
+        "efs",
+        {"efs": {"AvailabilityZoneName": "us-west-2a"}},
+        "is One Zone storage in us-west-2a; let availability_zones",
+    ),
     ("efs", {"targets": []}, "has no mount target; create one in each zone of the nodes (us-west-2b)"),
     ("efs", {"targets": [{**TARGET, "VpcId": "vpc-2"}]}, f"is in vpc-2; use one in {VPC}"),
     (
@@ -87,6 +106,28 @@ def test_lustre_in_another_zone_is_named(monkeypatch: pytest.MonkeyPatch, warnin
     look_up(monkeypatch, "us-west-2a", "us-west-2b", fsx_lustre=LUSTRE)
     [line] = warnings
     assert "is in us-west-2b, and nodes in other zones pay for their traffic" in line
+
+
+def own(capacity: int, name: str = "ray-file-systems-lustre") -> dict[str, Any]:
+    """A file system that a stack has made."""
+    return {"StorageCapacity": capacity, "Tags": [{"Key": key, "Value": value} for key, value in tags(name).items()]}
+
+
+def test_new_lustre_does_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [{"StorageCapacity": 9600}, own(4800), own(7200, "other-file-systems-lustre")]
+    for gib in (4800, 7200):
+        look_up(monkeypatch, answers={"made": made}, fsx_lustre_gib=gib)
+    for gib in (1200, 2400):
+        with pytest.raises(SettingError, match=f"^fsx_lustre_gib: '{gib}' is less than the 4800 of"):
+            look_up(monkeypatch, answers={"made": made}, fsx_lustre_gib=gib)
+
+
+def test_key_of_the_linked_bucket_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    look_up(monkeypatch, fsx_lustre_gib=1200, kms_key_arn=KEY)
+    [line] = warnings
+    assert (
+        "only if the policy of kms_key_arn admits AWSServiceRoleForFSxS3Access_fs-*; add the statement of docs" in line
+    )
 
 
 def test_efs_needs_a_target_in_each_zone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +160,11 @@ def test_rules_admit_instances_to_existing_file_systems() -> None:
         *((instances, "sg-fsx", *ports) for ports in lustre),
         ("sg-efs", instances, 2049, 2049),
     }
+
+
+def test_new_lustre_waits_for_its_servers_rules() -> None:
+    needed = deployed("large workers").needs("file-systems-lustre")
+    assert {f"file-systems-lustre-{rule}" for rule in ("servers-988", "servers-1018", "egress")} <= needed
 
 
 def test_new_lustre_is_linked_to_the_bucket() -> None:
@@ -154,11 +200,24 @@ def test_instances_read_the_mounted_prefix_alone(kind: str) -> None:
     cloud = deployed("existing network and image")
     policy = json.loads(cloud.resources[f"{kind}-instance-mounts"].inputs["policy"])
     actions = [statement["Action"] for statement in policy["Statement"]]
-    assert actions == [["s3:GetObject"], ["s3:ListBucket"], ["kms:Decrypt"]]
-    objects, listing, _ = policy["Statement"]
+    of_efs = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
+    assert actions == [["s3:GetObject"], ["s3:ListBucket"], ["kms:Decrypt"], of_efs]
+    objects, listing, _, efs = policy["Statement"]
+    assert efs["Resource"] == f"arn:aws:elasticfilesystem:{REGION}:{ACCOUNT}:file-system/{EFS}"
     assert objects["Resource"] == ["arn:aws:s3:::my-data/faces", "arn:aws:s3:::my-data/faces/*"]
     assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["faces", "faces/*"]}}
     assert f"{kind}-instance-mounts" in cloud.needs(f"{kind}-group")
+
+
+@pytest.mark.parametrize(("name", "number"), [("existing network and image", 1), ("large workers", 1), ("default", 0)])
+def test_tasks_of_stacks_with_mounts_have_their_folder(name: str, number: int) -> None:
+    folder = {"name": "mounts", "hostPath": "/mnt/ray-on-ecs"}
+    mount = {"sourceVolume": "mounts", "containerPath": "/mnt"}
+    tasks = [each.inputs for each in deployed(name).resources.values() if "containerDefinitions" in each.inputs]
+    containers = [container for task in tasks for container in json.loads(task["containerDefinitions"])]
+    assert [task["volumes"].count(folder) for task in tasks] == [number] * len(tasks)
+    assert [each["mountPoints"].count(mount) for each in containers] == [number] * len(tasks)
+    assert len(tasks) > 1
 
 
 def test_stack_without_mounts_has_none() -> None:

@@ -591,6 +591,29 @@ def test_a_companys_ami_may_have_any_name(cloud: Cloud, warnings: list[str]) -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("created", "is_old"), [("2025-11-09T23:59:59.000Z", True), ("2025-11-10T00:00:00.000Z", False)]
+)
+def test_ami_without_mountpoints_package_is_named(
+    cloud: Cloud, warnings: list[str], created: str, *, is_old: bool
+) -> None:
+    cloud.amis = {AMI: {"name": GPU_LESS, "creationDate": created}}
+    cloud.run(lambda: look_up(head_ami_id=AMI))
+    assert not warnings
+    cloud.run(lambda: look_up(head_ami_id=AMI, mounts={"data": "s3://my-data"}))
+    assert ["head_ami_id" in line and "older than mount-s3" in line for line in warnings] == [True] * is_old
+
+
+@pytest.mark.parametrize(("key", "is_named"), [(KEY, True), ("", False), ("alias/aws/s3", False)])
+def test_key_of_a_bucket_for_fsx_is_named(cloud: Cloud, warnings: list[str], key: str, *, is_named: bool) -> None:
+    rule = {"ApplyServerSideEncryptionByDefault": {"KMSMasterKeyID": key}}
+    cloud.s3_answers = {"get_bucket_encryption": {"ServerSideEncryptionConfiguration": {"Rules": [rule]}}}
+    cloud.run(lambda: look_up(bucket_name="my-runs", kms_key_arn=KEY))
+    assert not warnings
+    cloud.run(lambda: look_up(bucket_name="my-runs", kms_key_arn=KEY, fsx_lustre_gib=1200))
+    assert ["admits AWSServiceRoleForFSxS3Access_fs-*" in line for line in warnings] == [True] * is_named
+
+
 def test_the_public_parameters_ami_is_judged(cloud: Cloud, warnings: list[str]) -> None:
     cloud.run(look_up)
     parameters = {item["name"] for token, item in cloud.calls if token.endswith("getParameter")}

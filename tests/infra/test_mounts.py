@@ -14,9 +14,12 @@ import pytest
 
 from infra.config import rules
 from infra.definitions import policies
+from infra.definitions.local_disks import MOUNTED, MOVE
+from infra.definitions.local_disks import UNIT as DISKS_UNIT
 from infra.definitions.mounts import (
     CACHE_DIR,
     GIVE_UP_SECONDS,
+    LOCAL_CACHE_DIR,
     MOUNTS_DIR,
     SCRIPT,
     UNIT,
@@ -25,6 +28,7 @@ from infra.definitions.mounts import (
     mount_all,
     script,
 )
+from infra.definitions.sizing import PREFETCH_MIB
 from infra.definitions.user_data import user_data
 from infra.errors import SettingError
 from tests.waiting import until
@@ -63,7 +67,7 @@ class Instance:
     def start(self, mounts: Mounts = ALL, *, gives_up: bool = False) -> None:
         text = script(mounts).replace("timeout -k 5 120", "timeout -k 1 2").replace("sleep 5", "sleep 0.05")
         text = text.replace(f">= {GIVE_UP_SECONDS}", ">= 0" if gives_up else ">= 1000").replace("sleep 1;", "sleep .1;")
-        for path in (MOUNTS_DIR, CACHE_DIR, "/run"):
+        for path in (MOUNTS_DIR, CACHE_DIR, LOCAL_CACHE_DIR, "/run"):
             text = text.replace(path, str(self.folder / path.strip("/").replace("/", "-")))
         (self.folder / "run").mkdir(exist_ok=True)
         with (self.folder / "journal").open("a") as journal:
@@ -134,7 +138,7 @@ def test_all_are_mounted_before_the_agent_may_start(instance: Instance) -> None:
         f"mount-s3 {options} {of_data}",
         f"mount-s3 {options} --cache {cache}/all --max-cache-size 5000 my-other {root}/all",
         f"mount -t lustre -o noatime,flock fs-1.fsx.us-west-2.amazonaws.com@tcp:/abc {root}/fsx",
-        f"mount -t efs -o tls fs-2:/ {root}/efs",
+        f"mount -t efs -o tls,iam fs-2:/ {root}/efs",
     ]
 
 
@@ -187,6 +191,31 @@ def test_fault_that_passes_delays_the_instance(instance: Instance, name: str) ->
     assert not instance.is_down
 
 
+def test_words_of_bash_are_names_of_mounts(instance: Instance) -> None:
+    words = "case coproc do done elif else esac fi for function if in select then time until while"
+    names = [*words.split(), "true", "exit", "return", "local", "echo", "0", "1", "x-1", "DO", "EOF"]
+    instance.start(Mounts(s3=dict.fromkeys(names, "my-data")))
+    until(lambda: instance.is_ready)
+    assert instance.mounted == {*names}
+
+
+def test_cache_is_on_the_local_disks_in_use(instance: Instance) -> None:
+    (instance.folder / "is-local-disks").touch()
+    instance.start()
+    until(lambda: instance.is_ready)
+    calls = [call for call in instance.calls if call.startswith("mount-s3 ")]
+    assert calls
+    assert all(f"--cache {instance.folder}/mnt-local-disks-cache/" in call for call in calls)
+
+
+def test_mountpoint_reads_ahead_in_a_bounded_window(instance: Instance) -> None:
+    variable = "UNSTABLE_MOUNTPOINT_MAX_PREFETCH_WINDOW_SIZE"
+    instance.fault("mount-s3", f'touch "is-$(basename "$last")"; echo "window ${variable}" >> calls')
+    instance.start()
+    until(lambda: instance.is_ready)
+    assert f"window {PREFETCH_MIB * 2**20}" in instance.calls
+
+
 def test_folder_with_files_is_mounted_over(instance: Instance) -> None:
     file = instance.folder / MOUNTS_DIR.strip("/").replace("/", "-") / "data" / "old"
     file.parent.mkdir(parents=True)
@@ -237,6 +266,13 @@ def test_agent_waits_for_mounts_at_each_boot() -> None:
     assert text.index(lines[-1]) < text.index("ECS_CLUSTER")
 
 
+def test_local_disks_come_before_mounts() -> None:
+    text = user_data("ray-cluster", mount_all(ALL), local_disks=True)
+    assert text.index(f"systemctl enable --now {DISKS_UNIT}") < text.index(f"systemctl enable --now {UNIT} || exit 1")
+    assert f"After=network-online.target {DISKS_UNIT}.service" in text
+    assert f" mounted={MOUNTED}\n" in MOVE
+
+
 def test_without_mounts_user_data_stays_as_it_is() -> None:
     assert mount_all(Mounts()) == ""
     assert user_data("ray-cluster", mount_all(Mounts())) == user_data("ray-cluster")
@@ -280,7 +316,8 @@ def test_accepted_mounts_fit_user_data_and_role(name: int, prefix: int) -> None:
     of_all = Mounts(s3=sources, lustre=LUSTRE, efs="fs-0123456789abcdef0")
     assert made
     assert len(user_data("a" * 100, mount_all(of_all))) < 16 * 1024
-    policy = json.dumps(policies.mounted("aws-us-gov", list(sources.values())), separators=(",", ":"))
+    efs_arn = "arn:aws-us-gov:elasticfilesystem:us-gov-west-1:123456789012:file-system/fs-0123456789abcdef0"
+    policy = json.dumps(policies.mounted("aws-us-gov", list(sources.values()), efs_arn=efs_arn), separators=(",", ":"))
     others = (
         policies.ecs_agent(f"arn:aws:ecs:us-west-2:123456789012:cluster/{'c' * 255}"),
         policies.session_manager("*"),

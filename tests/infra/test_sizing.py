@@ -10,6 +10,7 @@ from infra.definitions.sizing import (
     GPUS_TOO_OLD,
     InstanceType,
     TaskSize,
+    beside_mountpoint,
     cpu_worker_size,
     disk_throughput,
     head_size,
@@ -45,6 +46,12 @@ def test_a_worker_takes_its_whole_instance() -> None:
     assert size.cpu_units == 4096
     assert size.shared_memory_mib == 4300
     assert size.object_store_bytes == 2867 * MIB
+
+
+@pytest.mark.parametrize(("vcpus", "memory_mib", "left_mib"), [(2, 2816, 2304), (4, 14336, 13824)])
+def test_a_task_leaves_room_for_mountpoint(vcpus: int, memory_mib: int, left_mib: int) -> None:
+    size = TaskSize(vcpus=vcpus, memory_mib=memory_mib, gpus=1)
+    assert beside_mountpoint(size) == replace(size, memory_mib=left_mib)
 
 
 def test_a_worker_with_four_gpus_asks_for_four() -> None:

@@ -148,7 +148,7 @@ def test_only_the_heads_state_outlives_its_task(nodes: Cloud) -> None:
     shared = {"scope": "shared", "autoprovision": True, "driver": "local"}
     assert state == {"name": "ray-head-state", "dockerVolumeConfiguration": shared}
     *of_worker, instance = nodes.resources["ray-worker-task-definition"].inputs["volumes"]
-    assert others == of_worker == [{"name": "tmp"}, {"name": "home"}, {"name": "mounts", "hostPath": "/mnt/ray-on-ecs"}]
+    assert others == of_worker == [{"name": "tmp"}, {"name": "home"}]
     assert instance == {"name": "instance", "hostPath": INSTANCE_DIR}
 
 
