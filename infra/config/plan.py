@@ -5,9 +5,10 @@ A cluster that cannot work is refused in a preview, before any resource exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -178,7 +179,7 @@ def _nodes(
     of_head = lookups.instance_types(key, [args.head_instance_type], location.region, ["on-demand"])
     questions = {name: _types(args, name, location.region, reserved.get(name)) for name in args.pools}
     answers = lookups.ask_all([*of_head, *chain(*questions.values())], opts)
-    instances = lookups.described(of_head, answers)
+    instances = _described(args, of_head, answers)
     head = NodeSpec(
         key=key,
         instances=instances,
@@ -190,7 +191,7 @@ def _nodes(
     )
     nodes = {"head": head}
     for name, pool in args.pools.items():
-        node, zones = _node(args, name, lookups.described(questions[name], answers)), pool.zones
+        node, zones = _node(args, name, _described(args, questions[name], answers)), pool.zones
         spread = args.spread_zones and name == DEFAULT_POOL
         public = _public_subnets(location, location.worker_zones if name == DEFAULT_POOL else zones or here)
         cards = efa.cards(name, pool, node.instances, spread=spread, public=public)
@@ -204,6 +205,17 @@ def _nodes(
             shares = name == DEFAULT_POOL or zone != zones[0]
             nodes[kind_of(name, zone)] = replace(node, zones=(zone,), shares=shares)
     return nodes
+
+
+def _described(
+    args: RayClusterArgs, questions: Sequence[lookups.Question], answers: Iterator[Any]
+) -> tuple[InstanceType, ...]:
+    """Instance types, without their local disks under a key of the account: these have the hardware's alone.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/data-protection.html#encryption-rest
+    """
+    found = lookups.described(questions, answers)
+    return tuple(replace(instance, local_disk_gb=0) for instance in found) if args.kms_key_arn else found
 
 
 def _public_subnets(location: Location, zones: Sequence[str]) -> list[str]:
