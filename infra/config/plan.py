@@ -54,6 +54,7 @@ class Plan:
         costs: USD per hour without workers, by part; None without the head's price.
         image_problem: Reason why this machine can't build the image.
         network_problem: Reason why AWS would refuse another network.
+        ended: Errors of reservations that get no more instances.
     """
 
     location: Location
@@ -67,6 +68,7 @@ class Plan:
     costs: Costs | None
     image_problem: SettingError | None
     network_problem: SettingError | None
+    ended: Sequence[SettingError] = ()
 
     @property
     def hourly_usd(self) -> float | None:
@@ -95,7 +97,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)
     location = locate(args, caller, existing, opts)
-    reserved = reservations.look_up(args, caller, opts)
+    reserved, ended = reservations.look_up(args, caller, opts)
     nodes = _nodes(args, location, reserved, opts)
     reservations.check_zones(nodes)
     lookups.check_machine_images(args, nodes.values(), opts)
@@ -137,6 +139,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         costs=costs,
         image_problem=image_problem,
         network_problem=network_problem,
+        ended=ended,
     )
 
 

@@ -361,9 +361,9 @@ OFF = ": EFA, which {} has, is off; set it to auto to use it (docs/efa.md)"
         ((P4D,), {}, True),
         ((P5,), {"worker_efa": "false"}, True),
         (("g5.12xlarge", "g5.24xlarge"), {}, True),
-        ((P4D,), {"count": 1}, False),
-        ((P4D,), {"count": 0}, False),
-        ((P4D,), {"count": 0, "max_workers": 2}, True),
+        ((P4D,), {"worker_count": 1}, False),
+        ((P4D,), {"worker_count": 0}, False),
+        ((P4D,), {"worker_count": 0, "max_workers": 2}, True),
         ((P4D,), {"worker_efa": "auto"}, False),
         ((P4D,), {"worker_efa": "true"}, False),
         (("g5.xlarge",), {}, False),
@@ -376,7 +376,7 @@ def test_preview_tells_of_efa_that_is_off(
     cloud: Cloud, warnings: list[str], types: tuple[str, ...], settings: dict[str, Any], is_told: bool
 ) -> None:
     cloud.preview, cloud.subnet = True, {"mapPublicIpOnLaunch": True}
-    args = {"worker_instance_types": types, "worker_count": settings.pop("count", 2), "check_quotas": False, **settings}
+    args: dict[str, Any] = {"worker_instance_types": types, "check_quotas": False, **settings}
     made = cloud.run(lambda: make_plan(RayClusterArgs(**args), CLUSTER))
     assert bool(made.nodes["workers"].efa_cards) == (settings.get("worker_efa") in ("auto", "true"))
     assert [line for line in cloud.messages if "EFA, which" in line] == is_told * ["worker_efa" + OFF.format(types[0])]
