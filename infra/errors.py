@@ -51,6 +51,12 @@ def warn(text: str) -> None:
     pulumi.log.warn(AS_WRITTEN.get()(text))
 
 
+def note(text: str) -> None:
+    """Log a line of a preview that names fields."""
+    if pulumi.runtime.is_dry_run():
+        pulumi.log.info(AS_WRITTEN.get()(text))
+
+
 def error_reason(error: Exception) -> str:
     """Reason in a provider's error message: its first bullet where it has a list, otherwise its first line."""
     text = re.sub(r"^invoke of \S+ failed: ", "", str(error).strip())

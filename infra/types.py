@@ -93,7 +93,7 @@ class Reservation:
         id: ID, e.g. cr-0123456789abcdef0.
         is_block: True for a Capacity Block.
         zone: Its availability zone.
-        count: Number of instances.
+        count: Number of instances; 0 of one that has ended.
         payer: Account that pays for those that are not used; empty for the stack's own.
         placement_group: Name of the cluster placement group in which it was created; empty without one.
     """

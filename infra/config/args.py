@@ -62,7 +62,7 @@ class RayClusterArgs:
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
-    worker_efa: Annotated[str, rules.efa] = "auto"
+    worker_efa: Annotated[str, rules.efa] = "false"
     """EFA network of the GPU workers: true, false, or auto: on for several workers whose types have the same EFA."""
     worker_capacity_reservation_id: Annotated[str, rules.reservation_id] = ""
     """On-Demand Capacity Reservation or Capacity Block that has the GPU workers, e.g. cr-0123456789abcdef0."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from infra.config.worker_pool import WorkerPoolArgs
 from infra.definitions import efa
 from infra.definitions.sizing import InstanceType
-from infra.errors import SettingError, warn
+from infra.errors import SettingError, note, warn
 from ray_on_ecs.contract import field_of
 
 
@@ -17,14 +17,18 @@ def cards(
     """Network cards of a pool's instances that get an EFA; `public` are its subnets that assign public addresses.
 
     With `true`, a SettingError says what EFA lacks. With `auto`, EFA is off then, with a warning if a type has it: the
-    pool works without it, as it did before, and a user who lists types for their capacity keeps them all.
+    pool works without it, and a user who lists types for their capacity keeps them all. It is off by default, as it has
+    not run on AWS, and the tasks of a pool that is up could not start on its instances.
     """
-    if pool.efa == "false" or (pool.efa == "auto" and pool.most < 2):
-        return ()
+    field, is_alone = field_of(name, "efa"), pool.most < 2
     problem, hint = _lack(instances, spread=spread, public=public)
+    if pool.efa == "false" and not (problem or is_alone):
+        note(f"{field}: EFA, which {instances[0].name} has, is off; set it to auto to use it (docs/efa.md)")
+    if pool.efa == "false" or (pool.efa == "auto" and is_alone):
+        return ()
     if not problem:
         return instances[0].efa_cards
-    field, hint = field_of(name, "efa"), f"{hint}, or set it to false"
+    hint = f"{hint}, or set it to false"
     if pool.efa == "true":
         raise SettingError(field, pool.efa, problem, hint)
     if any(instance.efa_cards for instance in instances):

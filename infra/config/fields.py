@@ -60,7 +60,7 @@ def _pairs(name: str, parts: Iterable[str]) -> dict[str, str]:
 
 def checked(name: str, value: Any, default: Any, annotation: Any) -> Any:
     """Value in the type of its default, if it and its elements have the annotated types and follow the rules."""
-    if default == "auto" and isinstance(value, bool):  # as `pulumi config set --path` stores it
+    if default in ("auto", "false") and isinstance(value, bool):  # as `pulumi config set --path` stores it
         value = str(value).lower()
     value = _typed(name, value, default, annotation)
     for rule in getattr(annotation, "__metadata__", ()):

@@ -59,16 +59,19 @@ def check_identity(
 def check_new(name: pulumi.Output[str], plan: Plan, prefix: str, opts: pulumi.InvokeOptions) -> None:
     """In a preview, refuse a new cluster without an image or a network, and warn about another cluster of this name.
 
-    A cluster that is up, whose name a preview knows, has both already. An update can't tell, and is only warned.
+    A cluster that is up, whose name a preview knows, has both already, and goes on when a reservation ends. An update
+    can't tell, and is only warned.
     """
 
     def check(name: Any) -> None:
         if isinstance(name, str):
             if plan.image_problem:
                 warn(f"{plan.image_problem} (this machine could not build a changed image)")
+            for ended in plan.ended:
+                warn(str(ended))
             return
         _warn_of_second(prefix, opts)
-        for problem in (plan.image_problem, plan.network_problem):
+        for problem in (plan.image_problem, plan.network_problem, *plan.ended):
             if problem:
                 raise problem
 

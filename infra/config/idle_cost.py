@@ -188,6 +188,8 @@ def _reserved(nodes: Mapping[str, NodeSpec]) -> list[str]:
     """
     texts = []
     for reservation, node in {node.reservation: node for node in nodes.values() if node.reservation}.items():
+        if not reservation.count:
+            continue
         if reservation.is_block:
             texts.append(f"{reservation} is paid up front, and its instances cost nothing more but their disks")
             continue

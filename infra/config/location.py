@@ -204,7 +204,7 @@ def _endpoints(
     Runs on Spot Instances read spot prices from EC2, and workers in a Capacity Block its end; jobs read secrets from
     Secrets Manager, and instance policies allow the KMS key of Session Manager.
     """
-    asks_ec2 = any(pool.spot or pool.capacity_reservation_id for pool in args.pools.values())
+    asks_ec2 = any(pool.most and (pool.spot or pool.capacity_reservation_id) for pool in args.pools.values())
     optional = {"ec2": asks_ec2, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
     services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
     names = {service: f"com.amazonaws.{caller.region}.{service}" for service in services}

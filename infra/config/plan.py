@@ -5,9 +5,10 @@ A cluster that cannot work is refused in a preview, before any resource exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -53,6 +54,7 @@ class Plan:
         costs: USD per hour without workers, by part; None without the head's price.
         image_problem: Reason why this machine can't build the image.
         network_problem: Reason why AWS would refuse another network.
+        ended: Errors of reservations that get no more instances.
     """
 
     location: Location
@@ -66,6 +68,7 @@ class Plan:
     costs: Costs | None
     image_problem: SettingError | None
     network_problem: SettingError | None
+    ended: Sequence[SettingError] = ()
 
     @property
     def hourly_usd(self) -> float | None:
@@ -94,7 +97,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)
     location = locate(args, caller, existing, opts)
-    reserved = reservations.look_up(args, caller, opts)
+    reserved, ended = reservations.look_up(args, caller, opts)
     nodes = _nodes(args, location, reserved, opts)
     if args.mounts:
         nodes = {kind: replace(node, task=beside_mountpoint(node.task)) for kind, node in nodes.items()}
@@ -138,6 +141,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         costs=costs,
         image_problem=image_problem,
         network_problem=network_problem,
+        ended=ended,
     )
 
 
@@ -180,7 +184,7 @@ def _nodes(
     of_head = lookups.instance_types(key, [args.head_instance_type], location.region, ["on-demand"])
     questions = {name: _types(args, name, location.region, reserved.get(name)) for name in args.pools}
     answers = lookups.ask_all([*of_head, *chain(*questions.values())], opts)
-    instances = lookups.described(of_head, answers)
+    instances = _described(args, of_head, answers)
     head = NodeSpec(
         key=key,
         instances=instances,
@@ -192,7 +196,7 @@ def _nodes(
     )
     nodes = {"head": head}
     for name, pool in args.pools.items():
-        node, zones = _node(args, name, lookups.described(questions[name], answers)), pool.zones
+        node, zones = _node(args, name, _described(args, questions[name], answers)), pool.zones
         spread = args.spread_zones and name == DEFAULT_POOL
         public = _public_subnets(location, location.worker_zones if name == DEFAULT_POOL else zones or here)
         cards = efa.cards(name, pool, node.instances, spread=spread, public=public)
@@ -206,6 +210,17 @@ def _nodes(
             shares = name == DEFAULT_POOL or zone != zones[0]
             nodes[kind_of(name, zone)] = replace(node, zones=(zone,), shares=shares)
     return nodes
+
+
+def _described(
+    args: RayClusterArgs, questions: Sequence[lookups.Question], answers: Iterator[Any]
+) -> tuple[InstanceType, ...]:
+    """Instance types, without their local disks under a key of the account: these have the hardware's alone.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/data-protection.html#encryption-rest
+    """
+    found = lookups.described(questions, answers)
+    return tuple(replace(instance, local_disk_gb=0) for instance in found) if args.kms_key_arn else found
 
 
 def _public_subnets(location: Location, zones: Sequence[str]) -> list[str]:

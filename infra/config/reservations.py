@@ -17,7 +17,8 @@ import pulumi
 from infra.config.args import RayClusterArgs
 from infra.config.clients import client
 from infra.config.lookup_rules import Rule, warning
-from infra.config.lookups import REFUSE, Question, ask_all
+from infra.config.lookups import REFUSE, Question, ask_all, judge
+from infra.config.worker_pool import counts_of
 from infra.errors import SettingError
 from infra.types import Caller, NodeSpec, Reservation
 from ray_on_ecs.contract import field_of
@@ -35,24 +36,32 @@ OVER = ("expired", "cancelled", "cancelling", "failed", "payment-failed", "unsup
 LAST_MINUTES = 40
 
 
-def look_up(args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None = None) -> dict[str, Reservation]:
-    """Reservations by pool; SettingError if one is unfit, or can't be looked up."""
+def look_up(
+    args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None = None
+) -> tuple[dict[str, Reservation], list[SettingError]]:
+    """Reservations by pool, and the errors of those that have ended; SettingError if one is unfit, or is not found."""
     named = {name: pool for name, pool in args.pools.items() if pool.capacity_reservation_id and pool.most}
     if not named:
-        return {}
+        return {}, []
     ec2, most = client("ec2", caller.region), _most(args)
     questions = []
     for name, pool in named.items():
         reservation_id = pool.capacity_reservation_id
         call = partial(_describe, ec2, reservation_id)
-        conditions = rules(name, pool.instance_types[0], most[reservation_id], caller)
-        hint = f"use another reservation in {caller.region}, or remove it"
+        hint = f"use another reservation in {caller.region}, set {counts_of(name)} to 0, or remove the pool"
+        hint += " (without the key its instances are On-Demand)"
         field = field_of(name, "capacity_reservation_id")
-        question = Question(
-            field, reservation_id, "ec2:DescribeCapacityReservations", call, conditions, hint, denied=REFUSE
+        questions.append(
+            Question(field, reservation_id, "ec2:DescribeCapacityReservations", call, [], hint, denied=REFUSE)
         )
-        questions.append(question)
-    return {name: _reservation(found, caller) for name, found in zip(named, ask_all(questions, opts), strict=True)}
+    reserved, ended = {}, []
+    for (name, pool), question, found in zip(named.items(), questions, ask_all(questions, opts), strict=True):
+        if problem := _end(found):
+            ended.append(SettingError(question.field, question.value, problem, question.hint))
+        else:
+            judge(question, rules(name, pool.instance_types[0], most[question.value], caller), found)
+        reserved[name] = _reservation(found, caller)
+    return reserved, ended
 
 
 def check_zones(nodes: Mapping[str, NodeSpec]) -> None:
@@ -68,17 +77,12 @@ def check_zones(nodes: Mapping[str, NodeSpec]) -> None:
 def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule]:
     """Rules for the reservation of a pool; `most` is the number of instances of all pools that name it."""
     types, number = field_of(pool, "instance_types"), field_of(pool, "max")
-    account, now = caller.account, datetime.now(UTC)
-
-    def lasts(end: datetime, kind: str) -> bool:
-        return end > now + timedelta(minutes=LAST_MINUTES if kind == "capacity-block" else 0)
+    account = caller.account
 
     def is_own_group(arn: str) -> bool:
         return not arn or arn.split(":")[4] == account
 
     return [
-        Rule("State", lambda state: state not in OVER, "is {}"),
-        Rule("EndDate ReservationType", lasts, "ends at {:%Y-%m-%d %H:%M} UTC, and gets no more instances"),
         Rule("InstanceType", (instance_type,), f"is of {{}}, and {types} is {instance_type}", f"set {types} to it"),
         Rule("TotalInstanceCount", lambda count: count >= most, f"has {{}} of {most} instances", f"lower {number}"),
         Rule("Tenancy", ("default",), "is on {} hardware, and the instances are on shared hardware"),
@@ -96,6 +100,17 @@ def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule
             "without this key, instances also use it",
         ),
     ]
+
+
+def _end(found: Any) -> str:
+    """Reason why a reservation gets no more instances; empty if it does."""
+    now = datetime.now(UTC)
+
+    def lasts(end: datetime, kind: str) -> bool:
+        return end > now + timedelta(minutes=LAST_MINUTES if kind == "capacity-block" else 0)
+
+    ends = Rule("EndDate ReservationType", lasts, "ends at {:%Y-%m-%d %H:%M} UTC, and gets no more instances")
+    return f"is {found.State}" if found.State in OVER else ends.problem_of(found)
 
 
 def _most(args: RayClusterArgs) -> dict[str, int]:
@@ -125,7 +140,7 @@ def _reservation(found: Any, caller: Caller) -> Reservation:
         id=found.CapacityReservationId,
         is_block=found.ReservationType == "capacity-block",
         zone=found.AvailabilityZone,
-        count=found.TotalInstanceCount,
+        count=0 if _end(found) else found.TotalInstanceCount,
         payer="" if found.OwnerId == caller.account else found.UnusedReservationBillingOwnerId or found.OwnerId,
         placement_group=(found.PlacementGroupArn or "").rpartition("/")[2],
     )

@@ -49,7 +49,7 @@ class WorkerPoolArgs:
     """Number of workers kept on demand when spot is true, in the first zone."""
     root_volume_gib: Annotated[int, rules.pool_volume] = 0
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
-    efa: Annotated[str, rules.efa] = "auto"
+    efa: Annotated[str, rules.efa] = "false"
     """EFA network: true, false, or auto: on if max is above 1 and all types have the same EFA interfaces."""
     capacity_reservation_id: Annotated[str, rules.reservation_id] = ""
     """On-Demand Capacity Reservation or Capacity Block that has all instances, e.g. cr-0123456789abcdef0."""

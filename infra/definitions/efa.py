@@ -42,15 +42,20 @@ def devices(number: int) -> list[dict[str, Any]]:
 
 
 def load_driver(number: int) -> str:
-    """Shell commands that load the driver at each boot, before ECS's agent, and tell the console what is missing.
+    """Shell commands that load the driver at each boot, before ECS's agent.
 
-    The kernel of Amazon Linux 2023 has the driver, and udev loads it. AWS does not say so of the ECS-optimized AMI.
+    The kernel of Amazon Linux 2023 has the driver, and udev loads it. AWS does not say so of the ECS-optimized AMI. An
+    instance that lacks a device, whose task could not start, says so on its console and shuts down before it joins.
     https://github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/313
     """
     return f"""
 echo efa > /etc/modules-load.d/efa.conf
 modprobe efa
 udevadm settle --timeout 60
-found=$(ls /dev/infiniband 2> /dev/null | grep -c ^uverbs)
-[ "$found" -ge {number} ] || echo "EFA: $found of {number} devices; tasks of this instance can't start" > /dev/console
+found=$(compgen -G '/dev/infiniband/uverbs*' | wc -l)
+if ((found < {number})); then
+  echo "EFA: $found of {number} devices: this instance does not join, and shuts down (docs/efa.md)" > /dev/console
+  shutdown -h now
+  exit 1
+fi
 """

@@ -6,9 +6,17 @@ shopt -s nullglob
 # A label of XFS has 12 characters at most.
 label=ray-on-ecs array=/dev/md/ray-on-ecs mounted=/mnt/local-disks
 say() { echo "local disks: $*" | tee /var/lib/ray-on-ecs/local-disks; }
+# Ends all mounts of a device, and its array: the next boot takes its disks for empty then.
+release() {
+  local members=("/sys/block/$(basename "$(readlink -f "$1")")"/slaves/*)
+  umount -qA "$1"
+  wipefs -aq "$1"
+  ((${#members[@]})) || return
+  mdadm --stop "$1"
+  wipefs -aq "${members[@]/#*\//\/dev\/}"
+}
 stay() {
-  # All mounts of the device, which the next boot takes for empty then.
-  [[ ! $device ]] || { umount -qA "$device"; wipefs -aq "$device"; }
+  [[ ! $device ]] || release "$device"
   say "$*; Docker stays on the root volume"
   exit
 }
@@ -35,14 +43,19 @@ if ((${#disks[@]} > 1)) && command -v mdadm > /dev/null; then
   udevadm settle --timeout=10
   mdadm --assemble "$array" "${disks[@]}" 2> /dev/null # if udev has not
 fi
+is_empty() {
+  blkid -p "$1" > /dev/null 2>&1
+  (($? == 2)) # it finds neither a file system nor partitions
+}
 of() { blkid -p -s "$1" -o value "$2" 2> /dev/null; }
 for disk in "${disks[@]}" /dev/md[0-9]*; do
   [[ $(of TYPE "$disk") != xfs || $(of LABEL "$disk") != "$label" ]] || device=$disk
 done
 if [[ ! $device ]]; then
+  # An earlier boot has ended before mkfs.
+  [[ ! -b $array ]] || ! is_empty "$array" || release "$array"
   for disk in "${disks[@]}"; do
-    blkid -p "$disk" > /dev/null 2>&1
-    (($? != 2)) || empty+=("$disk") # it finds neither a file system nor partitions
+    ! is_empty "$disk" || empty+=("$disk")
   done
   ((${#empty[@]})) || stay "${disks[*]} are not empty"
   chosen=${empty[0]}
@@ -54,15 +67,15 @@ if [[ ! $device ]]; then
     else
       say "mdadm failed; of ${#empty[@]} disks one is used"
       mdadm --stop "$array"
-      wipefs -aq "$chosen"
+      wipefs -aq "${empty[@]}"
     fi
   fi
-  # So Docker always has the room of the root volume, which its setting says.
-  (($(blockdev --getsize64 "$chosen") >= $(df -B1 --output=size /var/lib/docker | tail -n 1))) ||
-    stay "$chosen is smaller than the root volume"
-  # EC2's disks are trimmed already, which would take minutes.
-  mkfs.xfs -qKL "$label" "$chosen" || stay "mkfs.xfs failed on $chosen"
   device=$chosen
+  # So Docker always has the room of the root volume, which its setting says.
+  (($(blockdev --getsize64 "$device") >= $(df -B1 --output=size /var/lib/docker | tail -n 1))) ||
+    stay "$device is smaller than the root volume"
+  # EC2's disks are trimmed already, which would take minutes.
+  mkfs.xfs -qKL "$label" "$device" || stay "mkfs.xfs failed on $device"
 fi
 mount -o noatime "$device" "$mounted" || stay "$device can't be mounted"
 

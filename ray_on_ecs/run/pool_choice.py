@@ -68,7 +68,7 @@ def _with_efa(config: RunConfig, kinds: list[str], groups: Mapping[str, NodeGrou
     if not having:
         named = _named(config)
         problem = f"{named}: none of these pools has EFA" if named else "the stack has no pool with EFA"
-        raise UsageError(f"--require-efa: {problem}; choose one by --pool, add one (docs/efa.md), or leave it out")
+        raise UsageError(f"--require-efa: {problem}; choose one by --pool, switch it on (docs/efa.md), or leave it out")
     if config.workers and all(groups[kind]["units"] >= config.workers[1] for kind in having):
         workers, pool = counted(config.workers[1], "worker"), groups[having[0]]["pool"]
         raise UsageError(

@@ -151,7 +151,8 @@ REASONS: dict[str, Meaning] = {
     ),
     r"/dev/infiniband": Meaning(
         "the instance lacks an EFA device of its pool: it is older than the pool's EFA, or has no driver",
-        "terminate the instance, and its group starts another; or set the pool's efa to false (docs/efa.md)",
+        "terminate the instance, and its group starts another (if no task starts then, set redeployWorkers to a new "
+        "word, and pulumi up), or set the pool's efa to false (docs/efa.md)",
     ),
     r"no space left on device": Meaning("the instance's disk is full", "raise rootVolumeGib, and pulumi up"),
     r"exec format error": Meaning("the image is for another CPU architecture than the instance", REGISTRY),

@@ -73,7 +73,12 @@ STACKS: dict[str, dict[str, Any]] = {
             "checkQuotas": "false",
             "workerPools": json.dumps(
                 {
-                    "h100": {"instanceTypes": ["p5.48xlarge"], "zones": ["us-west-2a", "us-west-2b"], "max": 2},
+                    "h100": {
+                        "instanceTypes": ["p5.48xlarge"],
+                        "zones": ["us-west-2a", "us-west-2b"],
+                        "max": 2,
+                        "efa": "auto",
+                    },
                     "l4": {"instanceTypes": ["g6.xlarge"], "min": 1, "max": 3, "spot": True},
                     "prep": {"instanceTypes": ["c6i.8xlarge"], "max": 2, "rootVolumeGib": 500},
                 }
@@ -106,6 +111,7 @@ STACKS: dict[str, dict[str, Any]] = {
     "large workers": {
         "config": {
             "workerInstanceTypes": "g5.12xlarge",
+            "workerEfa": "auto",
             "workerCount": "4",
             "checkQuotas": "false",
             "natGateway": "false",

@@ -161,7 +161,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "run_max_usd": ("99.5", 99.5),
     "spot": ("true", True),
     "on_demand_workers": ("1", 1),
-    "worker_efa": ("false", "false"),
+    "worker_efa": ("auto", "auto"),
     "cpu_worker_instance_types": ("c6i.large", ("c6i.large",)),
     "cpu_worker_count": ("1", 1),
     "min_cpu_workers": ("0", 0),

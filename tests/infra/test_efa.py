@@ -24,8 +24,9 @@ ONLY = "efa-only"
 
 
 def plan(cloud: Cloud, *types: str, count: int = 2, **settings: Any) -> Plan:
-    """Plan with these types in the default pool."""
-    args: dict[str, Any] = {"worker_instance_types": types, "worker_count": count, "check_quotas": False, **settings}
+    """Plan with these types in the default pool, whose EFA is `auto` if it is not given."""
+    args: dict[str, Any] = {"worker_instance_types": types, "worker_count": count, "check_quotas": False}
+    args |= {"worker_efa": "auto", **settings}
     return cloud.run(lambda: make_plan(RayClusterArgs(**args), CLUSTER))
 
 
@@ -88,11 +89,12 @@ def test_auto_needs_two_workers(cloud: Cloud, warnings: list[str], key: str, cou
 
 
 def test_each_pool_has_its_own_choice(cloud: Cloud) -> None:
-    pool = {"instance_types": [P5], "max": 2}
+    pool = {"instance_types": [P5], "max": 2, "efa": "auto"}
     pools = {
         "a": pool,
         "b": {**pool, "efa": "false"},
-        "c": {"instance_types": ["c6i.large"], "max": 2},
+        "c": {"instance_types": ["c6i.large"], "max": 2, "efa": "auto"},
+        "d": {"instance_types": [P5], "max": 3},
         "z": {**pool, "zones": ["us-west-2a", "us-west-2b"]},
     }
     nodes = plan(cloud, "g5.12xlarge", worker_pools=pools).nodes
@@ -103,6 +105,7 @@ def test_each_pool_has_its_own_choice(cloud: Cloud) -> None:
         "a-workers": 32,
         "b-workers": 0,
         "c-workers": 0,
+        "d-workers": 0,
         "z-workers-a": 32,
         "z-workers-b": 32,
     }
@@ -167,7 +170,7 @@ def test_auto_is_off_without_efa(
 
 @pytest.mark.parametrize("name", ["c6i.32xlarge", "hpc7a.96xlarge", "c6i.large"])
 def test_a_pool_without_gpus_has_no_efa(cloud: Cloud, warnings: list[str], name: str) -> None:
-    pool = {"instance_types": [name], "max": 2}
+    pool = {"instance_types": [name], "max": 2, "efa": "auto"}
     assert not plan(cloud, "g5.xlarge", worker_pools={"hpc": pool}).nodes["hpc-workers"].efa_cards
     assert not [line for line in warnings if "EFA" in line]
     with pytest.raises(SettingError, match=rf"^worker_pools\.hpc\.efa: 'true' connects GPUs, and {name} has none; "):
@@ -295,21 +298,44 @@ def test_devices_count_in_the_size_of_a_task(cloud: Cloud) -> None:
         plan(cloud, P5, environment=environment)
 
 
-STUBS = "modprobe() { echo modprobe $1; }; udevadm() { :; }; ls() { printf '%s\\n' rdma_cm $DEVICES; }"
+STUBS = "modprobe() { echo modprobe $1; }; udevadm() { :; }; shutdown() { echo shutdown $*; }"
+DEVICES = [
+    (2, ["uverbs0", "uverbs1"], None),
+    (2, ["uverbs0", "uverbs1", "uverbs2", "rdma_cm"], None),
+    (1, ["uverbs0"], None),
+    (32, [f"uverbs{number}" for number in range(32)], None),
+    (32, [f"uverbs{number}" for number in range(31)], 31),
+    (2, ["uverbs0"], 1),
+    (2, ["uverbs0", "rdma_cm", "umad0"], 1),
+    (2, ["rdma_cm"], 0),
+    (2, [], 0),  # an empty folder
+    (1, None, 0),
+]
 
 
-@pytest.mark.parametrize(("devices", "missing"), [("uverbs0 uverbs1", ""), ("uverbs0", "1 of 2"), ("", "0 of 2")])
-def test_missing_devices_are_told_to_the_console(tmp_path: Path, devices: str, missing: str) -> None:
+@pytest.mark.parametrize(("number", "devices", "found"), DEVICES)
+def test_instance_without_its_devices_does_not_join(
+    tmp_path: Path, number: int, devices: list[str] | None, found: int | None
+) -> None:
     (tmp_path / "modules-load.d").mkdir()
-    script = efa.load_driver(2).replace("/etc", str(tmp_path)).replace("/dev/console", str(tmp_path / "console"))
+    if devices is not None:
+        (tmp_path / "infiniband").mkdir()
+    for device in devices or ():
+        (tmp_path / "infiniband" / device).touch()
+    script = efa.load_driver(number).replace("/etc", str(tmp_path)).replace("/dev/infiniband", f"{tmp_path}/infiniband")
+    script = script.replace("/dev/console", f"{tmp_path}/console")
     done = subprocess.run(
-        ["bash", "-c", f"{STUBS}\n{script}"], env={"DEVICES": devices}, text=True, capture_output=True, timeout=60
+        ["bash", "-c", f"{STUBS}\n{script}\necho joins"], text=True, capture_output=True, timeout=60, check=False
     )
-    assert (done.stdout, done.stderr) == ("modprobe efa\n", "")
     assert (tmp_path / "modules-load.d" / "efa.conf").read_text() == "efa\n"
-    console = tmp_path / "console"
-    told = console.read_text() if console.exists() else ""
-    assert told == (f"EFA: {missing} devices; tasks of this instance can't start\n" if missing else "")
+    assert not done.stderr
+    if found is None:
+        assert (done.returncode, done.stdout) == (0, "modprobe efa\njoins\n")
+        assert not (tmp_path / "console").exists()
+    else:
+        assert (done.returncode, done.stdout) == (1, "modprobe efa\nshutdown -h now\n")
+        told = (tmp_path / "console").read_text()
+        assert told == f"EFA: {found} of {number} devices: this instance does not join, and shuts down (docs/efa.md)\n"
 
 
 def test_only_efa_instances_load_its_driver() -> None:
@@ -324,3 +350,41 @@ def test_preview_counts_efa_interfaces(cloud: Cloud) -> None:
     with_efa, without = (line for line in cloud.messages if line.startswith("pool default: "))
     assert with_efa.startswith("pool default: 2 x p4d.24xlarge with 4 EFA each and 8,000 GB local disks, 2 on demand, ")
     assert "EFA" not in without
+
+
+OFF = ": EFA, which {} has, is off; set it to auto to use it (docs/efa.md)"
+
+
+@pytest.mark.parametrize(
+    ("types", "settings", "is_told"),
+    [
+        ((P4D,), {}, True),
+        ((P5,), {"worker_efa": "false"}, True),
+        (("g5.12xlarge", "g5.24xlarge"), {}, True),
+        ((P4D,), {"worker_count": 1}, False),
+        ((P4D,), {"worker_count": 0}, False),
+        ((P4D,), {"worker_count": 0, "max_workers": 2}, True),
+        ((P4D,), {"worker_efa": "auto"}, False),
+        ((P4D,), {"worker_efa": "true"}, False),
+        (("g5.xlarge",), {}, False),
+        (("g5.xlarge", "g5.8xlarge"), {}, False),
+        ((P4D,), {"spread_zones": True, "availability_zones": ("us-west-2a", "us-west-2b")}, False),
+        ((P4D,), NETWORK, False),
+    ],
+)
+def test_preview_tells_of_efa_that_is_off(
+    cloud: Cloud, warnings: list[str], types: tuple[str, ...], settings: dict[str, Any], is_told: bool
+) -> None:
+    cloud.preview, cloud.subnet = True, {"mapPublicIpOnLaunch": True}
+    args: dict[str, Any] = {"worker_instance_types": types, "check_quotas": False, **settings}
+    made = cloud.run(lambda: make_plan(RayClusterArgs(**args), CLUSTER))
+    assert bool(made.nodes["workers"].efa_cards) == (settings.get("worker_efa") in ("auto", "true"))
+    assert [line for line in cloud.messages if "EFA, which" in line] == is_told * ["worker_efa" + OFF.format(types[0])]
+    assert not [line for line in warnings if "EFA" in line]
+
+
+def test_preview_names_the_key_of_each_pool(cloud: Cloud) -> None:
+    cloud.preview = True
+    cloud.config = {"workerPools": json.dumps({"h100": {"instanceTypes": [P5], "max": 2}}), "checkQuotas": "false"}
+    cloud.run(lambda: make_plan(RayClusterArgs.from_config(), CLUSTER))
+    assert f"workerPools.h100.efa{OFF.format(P5)}" in cloud.messages

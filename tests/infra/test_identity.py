@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,7 @@ def name_of(
     cloud: Cloud,
     image_problem: SettingError | None = None,
     network_problem: SettingError | None = None,
+    ended: Sequence[SettingError] = (),
     builder: str = "local",
     **fields: Any,
 ) -> str | None:
@@ -92,6 +94,7 @@ def name_of(
         plan: Any = SimpleNamespace(
             image_problem=image_problem,
             network_problem=network_problem,
+            ended=ended,
             image_builder=builder,
             location=locate(args, ask_caller(), None),
         )
@@ -201,6 +204,17 @@ def test_only_a_preview_of_a_new_cluster_refuses_what_only_that_needs(
     for cloud in (Cloud(preview=True, is_up=True), Cloud()):
         assert name_of(cloud, **problem) == NAME
         assert warnings == expected
+        warnings.clear()
+
+
+def test_ended_reservation_is_refused_only_in_a_new_cluster(warnings: list[str]) -> None:
+    ended = [SettingError(f"worker_pools.{pool}.capacity_reservation_id", "cr-1", "is expired", "go") for pool in "ab"]
+    with pytest.raises(SettingError) as refused:
+        name_of(Cloud(preview=True), ended=ended)
+    assert refused.value is ended[0]
+    for cloud in (Cloud(preview=True, is_up=True), Cloud()):
+        assert name_of(cloud, ended=ended) == NAME
+        assert warnings == [str(error) for error in ended]
         warnings.clear()
 
 

@@ -50,7 +50,11 @@ esac
 # The loop device `array` is the array, as not each kernel has arrays.
 MDADM = """
 case "$1" in
-  --create) mkdir -p /dev/md; ln -sf ../ARRAY /dev/md/ray-on-ecs; ln -sf ARRAY /dev/md127 ;;
+  --create)
+    folder=/sys/block/ARRAY/slaves; mkdir -p $folder
+    for disk in ${@:8}; do mkswap -q $disk; touch $folder/${disk#/dev/}; done
+    mkdir -p /dev/md; ln -sf ../ARRAY /dev/md/ray-on-ecs; ln -sf ARRAY /dev/md127 ;;
+  --stop) rm -r /dev/md /dev/md127 /sys/block/ARRAY ;;
   --assemble) [ -e FOLDER/assembled ] ;;
 esac
 """
@@ -341,6 +345,61 @@ def test_array_that_takes_no_files_is_unmounted(instance: Instance, folder: str)
         f"/var/lib/{folder} can't be moved to /dev/md/ray-on-ecs; Docker stays on the root volume"
     )
     assert instance.stays()
+
+
+ARRAY_FAULTS = [*FAULTS[:8], ("blockdev", "ray-on-ecs")]
+
+
+@pytest.mark.parametrize(("name", "when"), ARRAY_FAULTS)
+def test_disks_of_a_failed_array_are_used_again(instance: Instance, name: str, when: str) -> None:
+    array = with_array(instance, 2)
+    instance.fails(name, when)
+    assert instance.boot().endswith("; Docker stays on the root volume")
+    assert instance.stays()
+    assert "--stop /dev/md/ray-on-ecs" in instance.calls("mdadm")
+    assert not any(instance.run("blkid", "-p", f"/dev/{disk}").stdout for disk in instance.loops)
+    instance.works(name)
+    instance.boot()
+    assert [instance.device(folder) for folder in FOLDERS] == [f"/dev/{array}"] * 2
+    assert instance.has_all()
+
+
+def test_disks_of_an_array_below_the_root_volume_are_empty(instance: Instance) -> None:
+    with_array(instance, 2)
+    instance.shell("mount -o remount,size=1g /var/lib")
+    for _ in range(2):  # the next boot says so, too
+        assert "/dev/md/ray-on-ecs is smaller than the root volume" in instance.boot()
+        assert instance.stays()
+        assert not any(instance.run("blkid", "-p", f"/dev/{disk}").stdout for disk in instance.loops)
+
+
+@pytest.mark.parametrize("moment", ["mkfs.xfs", "mount"])
+def test_array_of_a_killed_script_is_used(instance: Instance, moment: str) -> None:
+    array = with_array(instance, 2)
+    instance.program(moment, "kill -9 $PPID")
+    assert instance.run("bash", "-s", text=MOVE).returncode
+    instance.works(moment)
+    instance.reboot()
+    instance.boot()
+    assert instance.device() == f"/dev/{array}"
+    assert instance.has_all()
+
+
+def test_content_of_an_array_of_this_name_is_left_alone(instance: Instance) -> None:
+    array = with_array(instance, 2)
+    instance.shell(f"mkfs.ext4 -qF /dev/{array}; mkdir /dev/md; ln -s ../{array} /dev/md/ray-on-ecs")
+    for disk in instance.loops[:2]:
+        instance.shell(f"mkswap -q /dev/{disk}")
+    assert "are not empty" in instance.boot()
+    assert "ext4" in instance.run("blkid", "-p", f"/dev/{array}").stdout
+
+
+def test_array_moves_back_if_docker_does_not_start(instance: Instance) -> None:
+    with_array(instance, 2)
+    instance.boot()
+    instance.run("bash", "-s", "undo", text=MOVE)
+    assert instance.stays()
+    assert not any(instance.run("blkid", "-p", f"/dev/{disk}").stdout for disk in instance.loops)
 
 
 KILLED = [

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from pulumi import Output
 
 from infra.definitions.local_disks import MOVE, move_docker
 from infra.definitions.user_data import INSTANCE_DIR, MOST_BYTES, encoded, user_data
@@ -15,6 +16,7 @@ from infra.errors import Refusal
 from infra.types import NodeSpec
 from ray_on_ecs.contract import LOCAL_DISKS_FILE
 from tests.infra.fake_aws import Cloud, instance_type, node_spec
+from tests.infra.stacks import KEY
 from tests.infra.test_node_group import GPU, node_group
 from tests.infra.test_plan import plan
 
@@ -36,6 +38,19 @@ def test_plan_knows_the_ssds_of_a_type(cloud: Cloud, name: str, gb: int) -> None
     pool = {"instance_types": [name], "max": 1}
     planned = plan(cloud, worker_pools={"one": pool}, check_quotas=False)
     assert planned.nodes["one-workers"].instances[0].local_disk_gb == gb
+
+
+@pytest.mark.parametrize("key", [KEY, Output.from_input(KEY)], ids=["text", "output"])
+def test_disks_are_not_used_with_a_kms_key(cloud: Cloud, key: str) -> None:
+    pools = {
+        "one": {"instance_types": ["p5.48xlarge"], "max": 1},
+        "prep": {"instance_types": ["m5d.4xlarge"], "max": 1},
+    }
+    settings = {"head_instance_type": "m5d.4xlarge", "worker_pools": pools, "check_quotas": False}
+    used = {kind: node.local_disk_gb > 0 for kind, node in plan(cloud, **settings).nodes.items()}
+    assert set(used.values()) == {True}
+    with_key = plan(cloud, **settings, kms_key_arn=key).nodes
+    assert {kind: node.local_disk_gb > 0 for kind, node in with_key.items()} == dict.fromkeys(used, False)
 
 
 def spec(*gb: int, root_gib: int = 100) -> NodeSpec:

@@ -220,10 +220,17 @@ def test_endpoints_are_looked_up_only_where_they_are_created(cloud: Cloud) -> No
     assert made.endpoints == {service: f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS}
 
 
+POOL: dict[str, Any] = {"instance_types": ["g5.xlarge"], "max": 2}
+RESERVED = {**POOL, "capacity_reservation_id": "cr-0123456789abcdef0"}
+
+
 @pytest.mark.parametrize(
     ("fields", "service"),
     [
         ({"spot": True}, "ec2"),
+        ({"worker_pools": {"a": {**POOL, "spot": True}}}, "ec2"),
+        ({"worker_pools": {"a": RESERVED}}, "ec2"),
+        ({"worker_pools": {"a": {**RESERVED, "max": 0}, "b": RESERVED}}, "ec2"),
         ({"job_secrets": ["arn:aws:secretsmanager:us-west-2:123456789012:secret:hf"]}, "secretsmanager"),
         ({"instance_policy_arns": [f"arn:aws:iam::{ACCOUNT}:policy/key"]}, "kms"),
     ],
@@ -231,6 +238,21 @@ def test_endpoints_are_looked_up_only_where_they_are_created(cloud: Cloud) -> No
 def test_fields_add_endpoints(cloud: Cloud, fields: dict[str, Any], service: str) -> None:
     made = location(cloud, nat_gateway=False, **fields)
     assert made.endpoints.keys() - INTERFACE_ENDPOINTS == {service}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"worker_count": 0, "spot": True},
+        {"worker_count": 0, "worker_capacity_reservation_id": "cr-0123456789abcdef0"},
+        {"worker_pools": {"a": {**POOL, "max": 0, "spot": True}}},
+        {"worker_pools": {"a": {**RESERVED, "max": 0}}},
+        {"worker_pools": {"a": {**RESERVED, "max": 0}, "b": POOL}},
+    ],
+)
+def test_pools_without_instances_add_no_endpoint(cloud: Cloud, fields: dict[str, Any]) -> None:
+    assert location(cloud, nat_gateway=False, **fields).endpoints.keys() == {*INTERFACE_ENDPOINTS}
 
 
 def test_endpoint_services_of_china_have_their_names(cloud: Cloud) -> None:

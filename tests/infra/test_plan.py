@@ -586,10 +586,10 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
     settings = {
         **CPU_WORKERS,
         **pools(
-            h100={**H100, "zones": ["us-west-2a", "us-west-2c"], "spot": True, "on_demand": 1},
+            h100={**H100, "zones": ["us-west-2a", "us-west-2c"], "spot": True, "on_demand": 1, "efa": "auto"},
             idle={"instance_types": ["p5.48xlarge"], "zones": ["us-west-2b"]},
             prepare={"instance_types": ["c6i.2xlarge"], "max": 2},
-            s={**H100, "spot": True, "max": 3},
+            s={**H100, "spot": True, "max": 3, "efa": "auto"},
         ),
     }
     plan(cloud, **settings)

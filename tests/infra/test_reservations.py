@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,12 +25,6 @@ from tests.infra.stacks import deploy
 OTHER = "210987654321"
 GROUP = f"arn:aws:ec2:{REGION}:{{}}:placement-group/close"
 UNFIT = {
-    "is expired": {"State": "expired"},
-    "is cancelled": {"State": "cancelled"},
-    "is cancelling": {"State": "cancelling"},
-    "is failed": {"State": "failed"},
-    "is payment-failed": {"State": "payment-failed"},
-    "is unsupported": {"State": "unsupported"},
     "is of p4d.24xlarge, and worker_pools.h100.instance_types is p5.48xlarge": {"InstanceType": "p4d.24xlarge"},
     "has 1 of 2 instances": {"TotalInstanceCount": 1},
     "is on dedicated hardware": {"Tenancy": "dedicated"},
@@ -39,9 +33,18 @@ UNFIT = {
     "is interruptible": {"Interruptible": True},
     "is of the unknown type future": {"ReservationType": "future"},
     "is in the placement group": {"PlacementGroupArn": GROUP.format(OTHER)},
+    "must be us-west-2a, the zone of capacity reservation": {"AvailabilityZone": "us-west-2a"},
+}
+ENDED = {
+    "is expired": {"State": "expired"},
+    "is cancelled": {"State": "cancelled"},
+    "is cancelling": {"State": "cancelling"},
+    "is failed": {"State": "failed"},
+    "is payment-failed": {"State": "payment-failed"},
+    "is unsupported": {"State": "unsupported"},
     "gets no more instances": {"EndDate": NOW + timedelta(minutes=39), "ReservationType": "capacity-block"},
     "ends at 2020-01-02 03:04 UTC": {"EndDate": datetime(2020, 1, 2, 3, 4, tzinfo=UTC)},
-    "must be us-west-2a, the zone of capacity reservation": {"AvailabilityZone": "us-west-2a"},
+    "is expired; use another": {"State": "expired", "TotalInstanceCount": 0, "EndDate": NOW - timedelta(days=1)},
 }
 DOUBTFUL = {
     "is scheduled, and starts at 2099-01-02 03:04 UTC": {
@@ -89,6 +92,43 @@ def test_unfit_reservation_is_refused(problem: str, changed: dict[str, Any]) -> 
         planned({**ON_DEMAND, **changed})
     assert problem in str(refused.value)
     assert refused.value.subject in ("worker_pools.h100.capacity_reservation_id", "worker_pools.h100.zones")
+
+
+@pytest.mark.parametrize(("problem", "changed"), ENDED.items(), ids=range(len(ENDED)))
+def test_ended_reservation_is_told_and_costs_nothing(problem: str, changed: dict[str, Any]) -> None:
+    plan, lines = planned({**ON_DEMAND, **changed})
+    [error] = plan.ended
+    assert problem in str(error)
+    assert error.subject == "worker_pools.h100.capacity_reservation_id"
+    assert str(error).endswith(
+        f"use another reservation in {REGION}, set worker_pools.h100.max and worker_pools.h100.initial to 0, or remove "
+        "the pool (without the key its instances are On-Demand)"
+    )
+    assert plan.nodes["h100-workers-c"].reservation
+    assert not [line for line in lines if line.startswith(("capacity reservation", "Capacity Block"))]
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+def test_only_a_new_cluster_refuses_an_ended_block(is_up: bool, warnings: list[str]) -> None:
+    pool = {key_of(field): value for field, value in POOL.items()}
+    ended = {**BLOCK, "State": "expired", "EndDate": NOW - timedelta(hours=1)}
+    made = partial(
+        deploy,
+        preview=True,
+        is_up=is_up,
+        config={"workerPools": json.dumps({"h100": pool})},
+        prices=PRICES,
+        reservations=(ended,),
+    )
+    if not is_up:
+        with pytest.raises(SettingError, match=r"^workerPools\.h100\.capacityReservationId: .* is expired; "):
+            made()
+        return
+    template = made().resources["h100-workers-c-template"].inputs
+    assert template["capacityReservationSpecification"]["capacityReservationTarget"]["capacityReservationId"] == ID
+    assert [
+        text for text in warnings if text.startswith(f"workerPools.h100.capacityReservationId: '{ID}' is expired; ")
+    ]
 
 
 @pytest.mark.parametrize(("problem", "changed"), DOUBTFUL.items(), ids=range(len(DOUBTFUL)))

@@ -45,7 +45,7 @@ ALL = {
     "spot": True,
     "onDemand": 1,
     "rootVolumeGib": 500,
-    "efa": "false",
+    "efa": "auto",
     "capacityReservationId": "",  # excludes several types and spot
 }
 MADE = WorkerPoolArgs(
@@ -57,7 +57,7 @@ MADE = WorkerPoolArgs(
     spot=True,
     on_demand=1,
     root_volume_gib=500,
-    efa="false",
+    efa="auto",
 )
 
 
@@ -276,7 +276,7 @@ def test_a_path_without_its_flag_is_refused(cloud: Cloud, key: str) -> None:
         ({"rootVolumeGib": 200}, False),
         ({"zones": ["us-west-2a"]}, False),
         ({"spot": True}, False),
-        ({"efa": False}, False),
+        ({"efa": True}, False),
         ({"instanceTypes": [P5, "p5e.48xlarge"]}, False),
     ],
 )
