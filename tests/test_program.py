@@ -590,7 +590,7 @@ def test_train_command_has_gpus_and_bucket(stack: Cloud) -> None:
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 
 
-def test_larger_instance_type_changes_all_derived_sizes(stack: Cloud) -> None:
+def test_larger_instance_type_changes_all_derived_sizes() -> None:
     cloud = deployed("large workers")
     worker = container(cloud, WORKER_TASK)
     assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}]
@@ -600,7 +600,10 @@ def test_larger_instance_type_changes_all_derived_sizes(stack: Cloud) -> None:
     assert cloud.resources["workers-group"].inputs["maxSize"] == 4
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 4
     assert "--num-workers 16" in trains_by(cloud)
-    assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK)
+
+
+def test_workers_instance_type_leaves_the_head_alone(stack: Cloud) -> None:
+    assert container(deployed("more workers"), HEAD_TASK) == container(stack, HEAD_TASK)
 
 
 def test_stack_without_gpu_workers() -> None:
