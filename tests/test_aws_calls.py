@@ -125,6 +125,7 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("cli/doctor.py", "describe_instance_information"): {LAPTOP: "ssm:DescribeInstanceInformation anything"},
     ("cli/doctor.py", "get_caller_identity"): {LAPTOP: ""},
     ("cli/status.py", "describe_capacity_reservations"): {LAPTOP: RESERVATIONS},
+    ("cli/status.py", "get_caller_identity"): {LAPTOP: ""},
     ("cluster_info.py", "get_parameter"): {HEAD: "ssm:GetParameter cluster-info"},
     ("node/block.py", "describe_capacity_reservations"): {BLOCK_WORKER: RESERVATIONS},
     ("node/metrics.py", "put_metric_data"): {HEAD: "cloudwatch:PutMetricData anything"},
