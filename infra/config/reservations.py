@@ -91,7 +91,7 @@ def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule
         Rule("Interruptible", (False,), "is interruptible, which needs a market of its own"),
         Rule("ReservationType", ("default", "capacity-block"), "is of the unknown type {}"),
         Rule("PlacementGroupArn", is_own_group, "is in the placement group {}, which Auto Scaling can't use"),
-        warning("waits", ("",), "is {}; until then runs in this pool wait, or go to another", "wait"),
+        warning("waits", ("",), "is {}", "until then runs in this pool wait, or go to their next pool"),
         warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner"),
         warning(
             "InstanceMatchCriteria",

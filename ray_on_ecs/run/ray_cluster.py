@@ -128,7 +128,7 @@ def wait_for_workers(
 
     Args:
         config: The run's settings.
-        seconds: How long to wait, in each of the node groups that it tries.
+        seconds: How long to wait, in each of the node groups that it tries; from its start in a reservation.
         waiting: Entered while it waits, which a run with room at once does not.
         choice: The choice of its node group; None without a stack.
         before: The workers before a loss, which stay the same on nodes with the same labels.
@@ -166,6 +166,9 @@ def _wait_in_group(
                 choice.look_if_due()
                 if choice.labels != labels:
                     return None
+                # A reservation that is cancelled before its start leaves the run no more than the usual wait.
+                latest = time.monotonic() + choice.seconds_to_start + seconds
+                deadline = latest if choice.seconds_to_start else min(deadline, latest)
             time.sleep(min(POLL_SECONDS, remaining))
 
 

@@ -41,6 +41,7 @@ class Shortage:
         refusal: AWS's words if it refuses instances for what another type or zone may have, such as capacity; or empty.
         reason: The line of that refusal, without the way out.
         most: The most instances that the group has had for the run.
+        starts_at: The start of the group's reservation that gets its instances later; None without one.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Shortage:
         self._shown = {""}
         self.line = self.refusal = self.reason = ""
         self.most = 0
+        self.starts_at: datetime | None = None
 
     def look_if_due(self) -> None:
         """Look if the last time is a while ago. A look that fails changes nothing, and the wait continues."""
@@ -82,7 +84,8 @@ class Shortage:
         self.reason = launch_line(self.refusal, self._group["types"], zones, have).partition(";")[0]
         if why := self._reservation(now, is_refused=bool(failure)):
             self.refusal = self.reason = why
-            self._show(f"{why}; the run goes to its next pool, if it has one (--pool)")
+            waits = ", or waits for the start" if self.starts_at else ""
+            self._show(f"{why}; the run goes to its next pool, if it has one (--pool){waits}")
         elif nodes.group is None and not nodes.unknown:
             self._show(f"Auto Scaling group {self._group['group']} not found; pulumi up creates it")
         else:
@@ -102,6 +105,7 @@ class Shortage:
         found = parse({"CapacityReservations": listed})
         if found is None:
             return ""
+        self.starts_at = found.starts_at
         full = f"{found} has {found.free} of its {found.count} instances free" if is_refused and not found.free else ""
         return found.closed(now) or full
 
