@@ -6,7 +6,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -64,14 +64,18 @@ def look_up(
     return reserved, ended
 
 
-def check_zones(nodes: Mapping[str, NodeSpec]) -> None:
-    """Refuse a pool in another zone than its reservation, also one whose zone the state keeps."""
+def check_zones(nodes: Mapping[str, NodeSpec], zones: Collection[str]) -> None:
+    """Refuse a pool in another zone than its reservation, also one whose zone the state keeps.
+
+    `zones` are those of the existing subnets, or of the region.
+    """
     for node in nodes.values():
         reservation = node.reservation
         if reservation and node.zones != (reservation.zone,):
             field = field_of(node.pool, "zones")
             problem = f"must be {reservation.zone}, the zone of {reservation}"
-            raise SettingError(field, ",".join(node.zones), problem, f"set it to {reservation.zone}")
+            subnet = "" if reservation.zone in zones else f"add a subnet in {reservation.zone} to subnet_ids, and "
+            raise SettingError(field, ",".join(node.zones), problem, f"{subnet}set it to {reservation.zone}")
 
 
 def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule]:

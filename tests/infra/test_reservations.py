@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from types import SimpleNamespace
@@ -159,6 +160,12 @@ def test_contradiction_is_refused_without_a_look_up(settings: dict[str, Any], pr
     pool: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "max": 2, "capacity_reservation_id": ID, **settings}
     with pytest.raises(SettingError, match=problem):
         RayClusterArgs(worker_pools={"h100": pool})
+
+
+def test_zone_without_a_subnet_asks_for_one() -> None:
+    plan, _ = planned(ON_DEMAND)
+    with pytest.raises(SettingError, match=f"; add a subnet in {ZONE} to subnet_ids, and set it to {ZONE}$"):
+        reservations.check_zones({"h100": replace(plan.nodes["h100-workers-c"], zones=("us-west-2a",))}, ["us-west-2a"])
 
 
 def test_two_pools_share_the_instances_of_a_reservation() -> None:
