@@ -71,8 +71,8 @@ UNFIT += [
     ("fsx_lustre", {"fsx": {"VpcId": "vpc-2"}}, f"is in vpc-2; use one in {VPC}"),
     ("fsx_lustre", {"fsx": {"NetworkInterfaceIds": []}}, "has no network interface with a security group"),
     ("fsx_lustre", {"fsx": "FileSystemNotFound"}, "could not be found"),
-    ("fsx_lustre", {"fsx": "AccessDeniedException"}, "(fsx:DescribeFileSystems: "),
-    ("fsx_lustre", {"interfaces": "UnauthorizedOperation"}, "(fsx:DescribeFileSystems: "),
+    ("fsx_lustre", {"fsx": "AccessDeniedException"}, "(fsx:DescribeFileSystems and "),
+    ("fsx_lustre", {"interfaces": "UnauthorizedOperation"}, " and ec2:DescribeNetworkInterfaces: "),
     (
         "efs",
         {"efs": {"AvailabilityZoneName": "us-west-2a"}},
@@ -87,7 +87,9 @@ UNFIT += [
     ),
     ("efs", {"targets": [{**TARGET, "LifeCycleState": "creating"}]}, "create one in us-west-2b, too"),
     ("efs", {"efs": "FileSystemNotFound"}, "could not be found"),
-    ("efs", {"targets": "AccessDeniedException"}, "(elasticfilesystem:DescribeMountTargets: "),
+    ("efs", {"efs": "AccessDeniedException"}, "(elasticfilesystem:DescribeFileSystems, "),
+    ("efs", {"targets": "AccessDeniedException"}, ", elasticfilesystem:DescribeMountTargets and "),
+    ("efs", {"interfaces": "UnauthorizedOperation"}, " and ec2:DescribeNetworkInterfaces: "),
 ]
 
 
