@@ -107,7 +107,8 @@ def test_unfit_file_system_is_refused(
 def test_lustre_in_another_zone_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
     look_up(monkeypatch, "us-west-2a", "us-west-2b", fsx_lustre=LUSTRE)
     [line] = warnings
-    assert "is in us-west-2b, and nodes in other zones pay for their traffic" in line
+    assert "is in us-west-2b, and the nodes in us-west-2a or us-west-2b: traffic between zones is charged" in line
+    assert "; set availability_zones, or the zones of the pools, to that zone" in line
 
 
 def own(capacity: int, name: str = "ray-file-systems-lustre") -> dict[str, Any]:
