@@ -99,7 +99,16 @@ BAD = [
     ("dataBuckets", "s3://my-data", "is not an S3 bucket"),
     ("dataBuckets", "my-data--usw2-az1--x-s3", "is a directory bucket"),
     ("dataBuckets", "My_Data", "is not an S3 bucket"),
-    ("dataBuckets", "my-data/*", "is not an S3 bucket"),
+    ("dataBuckets", "my-data other", "and several by commas"),
+    *(
+        (key, f"{before}my-data/{prefix}", f"has the prefix {prefix!r}; use one without spaces, *, ?, ${{ and empty")
+        for key, before in (("dataBuckets", ""), ("mounts", "data=s3://"))
+        for prefix in ("*", "a?", "a b", "/a", "a//b", "a//", "${user}", "a other/b")
+    ),
+    *(
+        ("mounts", f"data=s3://my-data{between}text=s3://my-text", "has several mounts; separate mounts by commas")
+        for between in (" ", "/a b ", ";", "\t", "/")
+    ),
     *(
         ("mounts", f"{name}=s3://my-data", "is not a name of a mount")
         for name in ("a_b", "-a", "a-", "a/b", ".", 33 * "a")
@@ -111,7 +120,7 @@ BAD = [
     ),
     *(
         ("mounts", f"data={address}", "is not an S3 bucket")
-        for address in ("s3://", "s3:///faces", "s3://My_Data", "s3://my-data//a", "s3://my-data/*", "s3://my-data/a b")
+        for address in ("s3://", "s3:///faces", "s3://My_Data")
     ),
     ("mounts", "data=s3://my-data--usw2-az1--x-s3", "is a directory bucket"),
     *(("fsxLustre", name, "is not the ID of a file system") for name in ("fs-1", "fsap-0123456789abcdef0", "my-fs")),
