@@ -59,7 +59,7 @@ def look_up(
         if problem := _end(found):
             ended.append(SettingError(question.field, question.value, problem, question.hint))
         else:
-            judge(question, rules(name, pool.instance_types[0], most[question.value], caller), found)
+            judge(question, rules(name, pool.instance_types[0], most[question.value], caller, found.InstanceType), found)
         reserved[name] = _reservation(found, caller)
     return reserved, ended
 
@@ -78,17 +78,24 @@ def check_zones(nodes: Mapping[str, NodeSpec], zones: Collection[str]) -> None:
             raise SettingError(field, ",".join(node.zones), problem, f"{subnet}set it to {reservation.zone}")
 
 
-def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule]:
-    """Rules for the reservation of a pool; `most` is the number of instances of all pools that name it."""
-    types, number = field_of(pool, "instance_types"), field_of(pool, "max")
-    account = caller.account
+def rules(pool: str, instance_type: str, most: Mapping[str, int], caller: Caller, reserved_type: str) -> list[Rule]:
+    """Rules for the reservation of a pool; `most` has the number of instances of each pool that names it."""
+    types, account, number = field_of(pool, "instance_types"), caller.account, sum(most.values())
+    maxima = " + ".join(f"{field_of(name, 'max')} ({count})" for name, count in most.items())
+    of_pools = f" for {maxima}" if len(most) > 1 else ""
+    to_lower = " or ".join(map(counts_of, most))
 
     def is_own_group(arn: str) -> bool:
         return not arn or arn.split(":")[4] == account
 
     return [
-        Rule("InstanceType", (instance_type,), f"is of {{}}, and {types} is {instance_type}", f"set {types} to it"),
-        Rule("TotalInstanceCount", lambda count: count >= most, f"has {{}} of {most} instances", f"lower {number}"),
+        Rule("InstanceType", (instance_type,), f"is of {{}}, and {types} is {instance_type}", f"set {types} to {reserved_type}"),
+        Rule(
+            "TotalInstanceCount",
+            lambda count: count >= number,
+            f"has {{}} of {number} instances{of_pools}",
+            f"lower {to_lower}",
+        ),
         Rule("Tenancy", ("default",), "is on {} hardware, and the instances are on shared hardware"),
         Rule("InstancePlatform", ("Linux/UNIX",), "is for {}, and the instances run Amazon Linux (Linux/UNIX)"),
         Rule("OutpostArn", lambda arn: not arn, "is on the Outpost {}"),
@@ -96,7 +103,7 @@ def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule
         Rule("ReservationType", ("default", "capacity-block"), "is of the unknown type {}"),
         Rule("PlacementGroupArn", is_own_group, "is in the placement group {}, which Auto Scaling can't use"),
         warning("waits", ("",), "is {}", "until then runs in this pool wait, or go to their next pool"),
-        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner"),
+        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner until when it is shared"),
         warning(
             "InstanceMatchCriteria",
             ("targeted",),
@@ -117,11 +124,12 @@ def _end(found: Any) -> str:
     return f"is {found.State}" if found.State in OVER else ends.problem_of(found)
 
 
-def _most(args: RayClusterArgs) -> dict[str, int]:
-    """Maximum number of instances by reservation."""
-    most: dict[str, int] = {}
-    for pool in args.pools.values():
-        most[pool.capacity_reservation_id] = most.get(pool.capacity_reservation_id, 0) + pool.most
+def _most(args: RayClusterArgs) -> dict[str, dict[str, int]]:
+    """Maximum number of instances of each pool, by reservation."""
+    most: dict[str, dict[str, int]] = {}
+    for name, pool in args.pools.items():
+        if pool.most:
+            most.setdefault(pool.capacity_reservation_id, {})[name] = pool.most
     return most
 
 
