@@ -119,7 +119,7 @@ def root_volume(field: str, value: int) -> None:
 def efa(field: str, value: str) -> None:
     """True, false, or auto, as text."""
     if value not in EFA:
-        raise SettingError(field, value, f"is not {' or '.join(EFA)}", "use one of these, or remove it for false")
+        raise SettingError(field, value, "must be auto, true or false", "use one of these, or remove it for false")
 
 
 def pool_volume(field: str, value: int) -> None:

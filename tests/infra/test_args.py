@@ -67,7 +67,7 @@ BAD = [
     ("spot", "often", "is not a boolean"),
     ("onDemandWorkers", "1", "requires spot"),
     ("onDemandWorkers", "-1", "must not be negative"),
-    ("workerEfa", "yes", "is not auto or true or false"),
+    *(("workerEfa", value, "must be auto, true or false") for value in ("yes", "on", "1", "True")),
     ("spreadZones", "true", "requires at least two availability zones"),
     ("natGateway", "no", "is not a boolean"),
     ("natInstance", "no", "is not a boolean"),
@@ -375,7 +375,7 @@ def test_names_are_checked_also_of_later_values(cloud: Cloud, field: str, value:
 )  # fmt: skip
 def test_lists_as_json_are_refused(cloud: Cloud, key: str, value: str) -> None:
     with pytest.raises(
-        SettingError, match=rf"^{key}: .* is JSON; use text without brackets, separated by commas, as in a[,=]"
+        SettingError, match=rf"^{key}: .* is in (braces|brackets); use text without them, separated by commas, as in a[,=]"
     ):
         load(cloud, **{key: value})
 
@@ -436,6 +436,9 @@ PYTHON: list[tuple[str, Any, str]] = [
     ("max_hourly_usd", "5", "'5' is not a number; use one, e.g. 5"),
     ("max_hourly_usd", True, "True is not a number; use one, e.g. 5"),
     ("object_version_days", "week", "'week' is not an integer; use one, e.g. 5"),
+    ("fsx_lustre_gib", "1200GiB", "'1200GiB' is not an integer; use one, e.g. 1200"),
+    ("sleep_after_minutes", "1h", "'1h' is not an integer; use one, e.g. 60"),
+    *(("worker_efa", number, f"'{number}' must be auto, true or false") for number in (0, 1)),
     ("head_instance_type", 5, "5 is not a string; use text"),
     ("kms_key_arn", 5, "5 is not a string; use text"),
     ("role_path", later("/ml/"), "must be known while Pulumi plans, and is an Output; use a plain value"),
