@@ -341,11 +341,11 @@ def efs(vpc_id: str, zones: Collection[str]) -> list[Rule]:
             "one_zone",
             lambda zone: set(zones) <= {zone},
             "is One Zone storage in {}",
-            f"let availability_zones and pools have that zone alone instead of {needed}, or use another",
+            f"let availability_zones and pools have only that zone instead of {needed}, or use another",
         ),
         Rule("group_ids", bool, "has no mount target", f"create one in each zone of the nodes ({needed})"),
         *_in_vpc(vpc_id),
-        Rule("zones", set(zones).issubset, "has available mount targets in {} alone", f"create one in {needed}, too"),
+        Rule("zones", set(zones).issubset, "has available mount targets only in {}", f"create one in {needed}, too"),
     ]
 
 

@@ -338,7 +338,7 @@ def combinations(args: RayClusterArgs) -> None:
             raise SettingError("nat_instance", True, problem, "leave out one of the two")
         _exclude(args, "nat_instance", "vpc_id", "leave it out: an existing VPC keeps its way to the internet")
     for name in ("fsx_lustre", "efs"):
-        _require(args, name, "vpc_id", "nodes reach a file system in its VPC alone")
+        _require(args, name, "vpc_id", "nodes reach a file system only in its own VPC")
     if args.fsx_lustre_gib:
         _exclude(args, "fsx_lustre_gib", "fsx_lustre", "leave out one of the two: both would be /mnt/fsx")
     for name in ("retain_bucket", "object_version_days"):

@@ -83,7 +83,7 @@ UNFIT += [
     (
         "efs",
         {"targets": [{**TARGET, "AvailabilityZoneName": "us-west-2a"}]},
-        "has available mount targets in us-west-2a",
+        "has available mount targets only in us-west-2a",
     ),
     ("efs", {"targets": [{**TARGET, "LifeCycleState": "creating"}]}, "create one in us-west-2b, too"),
     ("efs", {"efs": "FileSystemNotFound"}, "could not be found"),
