@@ -59,7 +59,8 @@ def look_up(
         if problem := _end(found):
             ended.append(SettingError(question.field, question.value, problem, question.hint))
         else:
-            judge(question, rules(name, pool.instance_types[0], most[question.value], caller, found.InstanceType), found)
+            conditions = rules(name, pool.instance_types[0], most[question.value], caller, found.InstanceType)
+            judge(question, conditions, found)
         reserved[name] = _reservation(found, caller)
     return reserved, ended
 
@@ -89,7 +90,12 @@ def rules(pool: str, instance_type: str, most: Mapping[str, int], caller: Caller
         return not arn or arn.split(":")[4] == account
 
     return [
-        Rule("InstanceType", (instance_type,), f"is of {{}}, and {types} is {instance_type}", f"set {types} to {reserved_type}"),
+        Rule(
+            "InstanceType",
+            (instance_type,),
+            f"is of {{}}, and {types} is {instance_type}",
+            f"set {types} to {reserved_type}",
+        ),
         Rule(
             "TotalInstanceCount",
             lambda count: count >= number,
@@ -103,7 +109,7 @@ def rules(pool: str, instance_type: str, most: Mapping[str, int], caller: Caller
         Rule("ReservationType", ("default", "capacity-block"), "is of the unknown type {}"),
         Rule("PlacementGroupArn", is_own_group, "is in the placement group {}, which Auto Scaling can't use"),
         warning("waits", ("",), "is {}", "until then runs in this pool wait, or go to their next pool"),
-        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner until when it is shared"),
+        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner until when"),
         warning(
             "InstanceMatchCriteria",
             ("targeted",),

@@ -118,10 +118,7 @@ BAD = [
         ("mounts", f"data={address}", "is not a folder of S3")
         for address in ("my-data/faces", "/data", "S3://my-data", "s3:/my-data", "https://my-data", "", "fs-01234567")
     ),
-    *(
-        ("mounts", f"data={address}", "is not an S3 bucket")
-        for address in ("s3://", "s3:///faces", "s3://My_Data")
-    ),
+    *(("mounts", f"data={address}", "is not an S3 bucket") for address in ("s3://", "s3:///faces", "s3://My_Data")),
     ("mounts", "data=s3://my-data--usw2-az1--x-s3", "is a directory bucket"),
     *(("fsxLustre", name, "is not the ID of a file system") for name in ("fs-1", "fsap-0123456789abcdef0", "my-fs")),
     *(("efs", name, "is not the ID of a file system") for name in ("fs-01234567:/", "fs-01234567.efs", "FS-01234567")),
@@ -375,7 +372,8 @@ def test_names_are_checked_also_of_later_values(cloud: Cloud, field: str, value:
 )  # fmt: skip
 def test_lists_as_json_are_refused(cloud: Cloud, key: str, value: str) -> None:
     with pytest.raises(
-        SettingError, match=rf"^{key}: .* is in (braces|brackets); use text without them, separated by commas, as in a[,=]"
+        SettingError,
+        match=rf"^{key}: .* is in (braces|brackets); use text without them, separated by commas, as in a[,=]",
     ):
         load(cloud, **{key: value})
 
