@@ -196,10 +196,9 @@ class PoolChoice:
         return "; ".join(filter(None, (self._watch.line, self._zones_to_add(), text)))
 
     @property
-    def seconds_to_start(self) -> float:
-        """The seconds until the start of the pool's reservation, as EC2 last told it; 0 without one."""
-        starts_at = self._watch.starts_at
-        return max((starts_at - self._now()).total_seconds(), 0.0) if starts_at else 0.0
+    def is_before_start(self) -> bool:
+        """True until the start of the pool's reservation, as EC2 last told it."""
+        return self._watch.is_before_start
 
     def begin(self, has_room: Callable[[str], bool] = lambda kind: False) -> bool:
         """Choose the first node group, of the pool where the run has begun in the queue; False if no queue has room.

@@ -166,9 +166,8 @@ def _wait_in_group(
                 choice.look_if_due()
                 if choice.labels != labels:
                     return None
-                # A reservation that is cancelled before its start leaves the run no more than the usual wait.
-                latest = time.monotonic() + choice.seconds_to_start + seconds
-                deadline = latest if choice.seconds_to_start else min(deadline, latest)
+                if choice.is_before_start:
+                    deadline = time.monotonic() + seconds
             time.sleep(min(POLL_SECONDS, remaining))
 
 

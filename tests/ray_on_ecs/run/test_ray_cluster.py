@@ -131,7 +131,7 @@ class Choice:
     def __init__(self, *kinds: str, at_look: int = 0, times_out: bool = False) -> None:
         self.kinds, self.at_look, self.times_out = list(kinds), at_look, times_out
         self.looks, self.info, self.line = 0, STACK, "EC2 has none; tried both"
-        self.seconds_to_start = 0.0
+        self.is_before_start = False
 
     @property
     def kind(self) -> str:
@@ -182,7 +182,7 @@ class Reserved(Choice):
 
     def look_if_due(self) -> None:
         now = ray_cluster.time.monotonic()
-        self.seconds_to_start = max(self.starts_at - now, 0.0) if now < self.cancelled_at else 0.0
+        self.is_before_start = now < min(self.starts_at, self.cancelled_at)
 
 
 @pytest.mark.usefixtures("requested")
@@ -198,7 +198,7 @@ class Reserved(Choice):
 def test_wait_for_a_reservation_is_counted_from_its_start(choice: Any, end: float) -> None:
     with pytest.raises(ResourceError):
         ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, choice=choice)
-    assert ray_cluster.time.monotonic() == pytest.approx(end, abs=2)
+    assert ray_cluster.time.monotonic() == pytest.approx(end, abs=4)
 
 
 @pytest.mark.usefixtures("requested")
