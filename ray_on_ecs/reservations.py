@@ -11,6 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 BLOCK = "capacity-block"
+# States of a reservation that gets its instances later.
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html
+NOT_YET = ("scheduled", "pending", "assessing", "payment-pending", "delayed")
 # From so long before the end of a Capacity Block, EC2 terminates its instances; it warns about that ten minutes before.
 TERMINATED, WARNED = timedelta(minutes=30), timedelta(minutes=10)
 
@@ -39,6 +42,11 @@ class Reservation:
     def terminates_at(self) -> datetime | None:
         """The time from which EC2 terminates the instances; None if it does not. On demand they outlive it."""
         return self.end - TERMINATED if self.is_block and self.end else None
+
+    @property
+    def starts_at(self) -> datetime | None:
+        """The start of one that gets its instances later; None if it has begun or never begins."""
+        return self.start if self.state in NOT_YET else None
 
     def closed(self, now: datetime) -> str:
         """Return why it gets no instances now, free or not; empty if it does."""

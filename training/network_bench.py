@@ -1,5 +1,6 @@
 """Bandwidth of the network between GPUs or nodes: all-reduce, all-gather and reduce-scatter in plain PyTorch.
 
+    ray-on-ecs recipe copy network_bench
     ray-on-ecs run --num-workers 16 network_bench.py
     torchrun --nproc-per-node 2 network_bench.py --max-mib 64
 
@@ -8,7 +9,7 @@ bandwidth in GB/s (10^9 bytes), by the formulas of nccl-tests, with whose number
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. network.png shows the bus bandwidth by size. It is
 what each node sends if NCCL takes rings, as with --env NCCL_ALGO=Ring. By trees, which NCCL often takes for all-reduce
 on two nodes, a node sends less, so the bus bandwidth may be higher than that of the network. The file is
-self-contained: copy it (ray-on-ecs recipe copy network_bench) and change it.
+self-contained, so that you can change the copy.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -97,14 +99,16 @@ def draw(sizes: list[int], curves: dict[str, list[float]], title: str) -> None:
 def main() -> None:
     """Measure all sizes of each collective."""
     args = parse()
-    rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    defaults = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 1}
+    rank, local_rank, ranks, nodes = (int(os.environ.get(name, default)) for name, default in defaults.items())
     use_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_gpu else "gloo")
-    title = f"{'NCCL' if use_gpu else 'Gloo'}, {ranks} ranks on {nodes} nodes"
+    # Without a launcher, one rank by itself.
+    alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("nccl" if use_gpu else "gloo", **alone)
+    title = f"{'NCCL' if use_gpu else 'Gloo'}, {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
     sizes = [args.min_mib * 2**power for power in range((args.max_mib // args.min_mib).bit_length())]
     curves: dict[str, list[float]] = {name: [] for name in FACTORS}
     if rank == 0:

@@ -22,6 +22,8 @@ TYPES: dict[type, tuple[tuple[type, ...], str, str]] = {
     tuple: ((list, tuple), "is not a list", "use a list, also for a single value"),
     dict: ((Mapping,), "is not a dictionary", "use a dictionary of texts"),
 }
+# Of an integer with rules: a count, minutes or the GiB of a disk, the GiB of a file system.
+EXAMPLES = (5, 60, 1200)
 
 
 def from_text(name: str, text: str, default: Any) -> Any:
@@ -37,8 +39,9 @@ def from_text(name: str, text: str, default: Any) -> Any:
             with suppress(ValueError):
                 return float(text)
         case tuple() | dict() if text.startswith(("[", "{")):
-            hint = "use text without brackets, separated by commas, as in "
-            raise SettingError(name, text, "is JSON", hint + ("a,b" if isinstance(default, tuple) else "a=1,b=2"))
+            kind = "braces" if text.startswith("{") else "brackets"
+            hint = "use text without them, separated by commas, as in "
+            raise SettingError(name, text, f"is in {kind}", hint + ("a,b" if isinstance(default, tuple) else "a=1,b=2"))
         case tuple():
             return tuple(parts)
         case dict():
@@ -60,7 +63,7 @@ def _pairs(name: str, parts: Iterable[str]) -> dict[str, str]:
 
 def checked(name: str, value: Any, default: Any, annotation: Any) -> Any:
     """Value in the type of its default, if it and its elements have the annotated types and follow the rules."""
-    if default in ("auto", "false") and isinstance(value, bool):  # as `pulumi config set --path` stores it
+    if default in ("auto", "false") and isinstance(value, int | float):  # as `pulumi config set --path` stores it
         value = str(value).lower()
     value = _typed(name, value, default, annotation)
     for rule in getattr(annotation, "__metadata__", ()):
@@ -80,8 +83,8 @@ def _typed(name: str, value: Any, default: Any, annotation: Any) -> Any:
     # In Python a bool is also an int.
     is_other = isinstance(value, bool) != (kind is bool) or (kind is int and isinstance(value, float) and value % 1)
     if not isinstance(value, accepted) or is_other:
-        # A default of 0 turns a limit off, and is not an example.
-        raise SettingError(name, value, problem, hint.format(default or 5))
+        example = default or _example(name, annotation) if kind in (int, float) else ""
+        raise SettingError(name, value, problem, hint.format(example))
     match default:
         case tuple():
             _check_elements(name, value, takes_outputs=Text in get_args(base))
@@ -91,6 +94,20 @@ def _typed(name: str, value: Any, default: Any, annotation: Any) -> Any:
         case dict():
             _check_elements(name, (*value, *value.values()), takes_outputs=Text in get_args(base))
     return kind(value)
+
+
+def _example(name: str, annotation: Any) -> int:
+    """Number that follows the rules, for a default of 0, which turns something off and is not an example."""
+
+    def is_fit(number: int) -> bool:
+        try:
+            for rule in getattr(annotation, "__metadata__", ()):
+                rule(name, number)
+        except SettingError:
+            return False
+        return True
+
+    return next(filter(is_fit, EXAMPLES))
 
 
 def later(name: str) -> Refusal:

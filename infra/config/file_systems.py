@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
 
 
+# IAM actions of both look-ups.
+INTERFACES, OF_EFS = "ec2:DescribeNetworkInterfaces", "elasticfilesystem:"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileSystemPlan:
     """File systems of the nodes, and security groups that have to admit the instances to the existing ones."""
@@ -59,9 +63,10 @@ def look_up(
 
 def _questions(args: RayClusterArgs, location: Location, zones: set[str]) -> Iterator[Question]:
     vpc_id = known(args.vpc_id)
+    efs = rules.efs(vpc_id, zones)
     asked: dict[str, tuple[str, Any, Any]] = {
-        "fsx_lustre": ("fsx:DescribeFileSystems", _lustre, rules.lustre(vpc_id, zones)),
-        "efs": ("elasticfilesystem:DescribeMountTargets", _efs, rules.efs(vpc_id, zones)),
+        "fsx_lustre": (f"fsx:DescribeFileSystems and {INTERFACES}", _lustre, rules.lustre(vpc_id, zones)),
+        "efs": (f"{OF_EFS}DescribeFileSystems, {OF_EFS}DescribeMountTargets and {INTERFACES}", _efs, efs),
     }
     for name, (action, ask, conditions) in asked.items():
         if file_system := getattr(args, name):

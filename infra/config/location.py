@@ -259,7 +259,7 @@ def _check_zones(
     """Refuse a first zone without all types, and others, which are for workers alone, without theirs."""
     if existing and not existing.subnets.keys() >= {*args.availability_zones}:
         problem = f"must be zones of subnet_ids, {', '.join(existing.subnets)}"
-        hint = "use some of these, or leave it empty for all"
+        hint = "use some of these, add subnets in other zones to subnet_ids, or leave it empty for all"
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
     for_workers = {*zones}
     if args.pools[DEFAULT_POOL].most:
@@ -290,11 +290,16 @@ def _check_zones_of_pools(
             continue
         offered = {*zones} & (_offering(by_type, pool.instance_types) if pool.most else {*zones})
         for zone in pool.zones:
-            if zone not in offered:
-                absent = "has no subnet in subnet_ids" if existing else f"is not an availability zone of {region}"
-                lacking = f"does not offer {' or '.join(pool.instance_types)}"
+            if zone in offered:
+                continue
+            field, others = field_of(name, "zones"), " or ".join(sorted(offered) or zones)
+            if zone in zones:
                 hint = f"use {' or '.join([*sorted(offered), 'another type'])}"
-                raise SettingError(field_of(name, "zones"), zone, lacking if zone in zones else absent, hint)
+                raise SettingError(field, zone, f"does not offer {' or '.join(pool.instance_types)}", hint)
+            if existing and re.fullmatch(f"{region}[a-z]", zone):
+                hint = f"add a subnet in {zone} to subnet_ids, or use {others}"
+                raise SettingError(field, zone, "has no subnet in subnet_ids", hint)
+            raise SettingError(field, zone, f"is not an availability zone of {region}", f"use {others}")
 
 
 def _offering(by_type: Offerings, types: Sequence[str]) -> set[str]:

@@ -299,12 +299,14 @@ def instance_type(usages: Collection[str], *, grouped: bool) -> list[Rule]:
 
 def lustre(vpc_id: str, zones: Collection[str]) -> list[Rule]:
     """Rules for a file system of FSx in the VPC of the nodes; traffic between zones is charged."""
+    traffic = f"is in {{}}, and the nodes in {' or '.join(sorted(zones))}: traffic between zones is charged"
+    hint = "set availability_zones, or the zones of the pools, to that zone, or use another"
     return [
         Rule("kind", ("LUSTRE",), "is of type {}", "use one of FSx for Lustre"),
         Rule("lifecycle", ("AVAILABLE", "UPDATING"), "is {}", "wait for it, or use another"),
         *_in_vpc(vpc_id),
         Rule("group_ids", bool, "has no network interface with a security group", "use another"),
-        warning("zones", set(zones).issubset, "is in {}, and nodes in other zones pay for their traffic"),
+        warning("zones", set(zones).issubset, traffic, hint),
     ]
 
 
@@ -339,11 +341,11 @@ def efs(vpc_id: str, zones: Collection[str]) -> list[Rule]:
             "one_zone",
             lambda zone: set(zones) <= {zone},
             "is One Zone storage in {}",
-            f"let availability_zones and pools have that zone alone instead of {needed}, or use another",
+            f"let availability_zones and pools have only that zone instead of {needed}, or use another",
         ),
         Rule("group_ids", bool, "has no mount target", f"create one in each zone of the nodes ({needed})"),
         *_in_vpc(vpc_id),
-        Rule("zones", set(zones).issubset, "has available mount targets in {} alone", f"create one in {needed}, too"),
+        Rule("zones", set(zones).issubset, "has available mount targets only in {}", f"create one in {needed}, too"),
     ]
 
 

@@ -101,7 +101,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     nodes = _nodes(args, location, reserved, opts)
     if args.mounts:
         nodes = {kind: replace(node, task=beside_mountpoint(node.task)) for kind, node in nodes.items()}
-    reservations.check_zones(nodes)
+    reservations.check_zones(nodes, location.zones)
     lookups.check_machine_images(args, nodes.values(), opts)
     existing_file_systems = file_systems.look_up(args, prefix, location, nodes, opts)
     if args.check_quotas:

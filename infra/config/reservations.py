@@ -6,7 +6,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -59,40 +59,57 @@ def look_up(
         if problem := _end(found):
             ended.append(SettingError(question.field, question.value, problem, question.hint))
         else:
-            judge(question, rules(name, pool.instance_types[0], most[question.value], caller), found)
+            conditions = rules(name, pool.instance_types[0], most[question.value], caller, found.InstanceType)
+            judge(question, conditions, found)
         reserved[name] = _reservation(found, caller)
     return reserved, ended
 
 
-def check_zones(nodes: Mapping[str, NodeSpec]) -> None:
-    """Refuse a pool in another zone than its reservation, also one whose zone the state keeps."""
+def check_zones(nodes: Mapping[str, NodeSpec], zones: Collection[str]) -> None:
+    """Refuse a pool in another zone than its reservation, also one whose zone the state keeps.
+
+    `zones` are those of the existing subnets, or of the region.
+    """
     for node in nodes.values():
         reservation = node.reservation
         if reservation and node.zones != (reservation.zone,):
             field = field_of(node.pool, "zones")
             problem = f"must be {reservation.zone}, the zone of {reservation}"
-            raise SettingError(field, ",".join(node.zones), problem, f"set it to {reservation.zone}")
+            subnet = "" if reservation.zone in zones else f"add a subnet in {reservation.zone} to subnet_ids, and "
+            raise SettingError(field, ",".join(node.zones), problem, f"{subnet}set it to {reservation.zone}")
 
 
-def rules(pool: str, instance_type: str, most: int, caller: Caller) -> list[Rule]:
-    """Rules for the reservation of a pool; `most` is the number of instances of all pools that name it."""
-    types, number = field_of(pool, "instance_types"), field_of(pool, "max")
-    account = caller.account
+def rules(pool: str, instance_type: str, most: Mapping[str, int], caller: Caller, reserved_type: str) -> list[Rule]:
+    """Rules for the reservation of a pool; `most` has the number of instances of each pool that names it."""
+    types, account, number = field_of(pool, "instance_types"), caller.account, sum(most.values())
+    maxima = " + ".join(f"{field_of(name, 'max')} ({count})" for name, count in most.items())
+    of_pools = f" for {maxima}" if len(most) > 1 else ""
+    to_lower = " or ".join(map(counts_of, most))
 
     def is_own_group(arn: str) -> bool:
         return not arn or arn.split(":")[4] == account
 
     return [
-        Rule("InstanceType", (instance_type,), f"is of {{}}, and {types} is {instance_type}", f"set {types} to it"),
-        Rule("TotalInstanceCount", lambda count: count >= most, f"has {{}} of {most} instances", f"lower {number}"),
+        Rule(
+            "InstanceType",
+            (instance_type,),
+            f"is of {{}}, and {types} is {instance_type}",
+            f"set {types} to {reserved_type}",
+        ),
+        Rule(
+            "TotalInstanceCount",
+            lambda count: count >= number,
+            f"has {{}} of {number} instances{of_pools}",
+            f"lower {to_lower}",
+        ),
         Rule("Tenancy", ("default",), "is on {} hardware, and the instances are on shared hardware"),
         Rule("InstancePlatform", ("Linux/UNIX",), "is for {}, and the instances run Amazon Linux (Linux/UNIX)"),
         Rule("OutpostArn", lambda arn: not arn, "is on the Outpost {}"),
         Rule("Interruptible", (False,), "is interruptible, which needs a market of its own"),
         Rule("ReservationType", ("default", "capacity-block"), "is of the unknown type {}"),
         Rule("PlacementGroupArn", is_own_group, "is in the placement group {}, which Auto Scaling can't use"),
-        warning("waits", ("",), "is {}; until then runs in this pool wait, or go to another", "wait"),
-        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner"),
+        warning("waits", ("",), "is {}", "until then runs in this pool wait, or go to their next pool"),
+        warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner until when"),
         warning(
             "InstanceMatchCriteria",
             ("targeted",),
@@ -113,11 +130,12 @@ def _end(found: Any) -> str:
     return f"is {found.State}" if found.State in OVER else ends.problem_of(found)
 
 
-def _most(args: RayClusterArgs) -> dict[str, int]:
-    """Maximum number of instances by reservation."""
-    most: dict[str, int] = {}
-    for pool in args.pools.values():
-        most[pool.capacity_reservation_id] = most.get(pool.capacity_reservation_id, 0) + pool.most
+def _most(args: RayClusterArgs) -> dict[str, dict[str, int]]:
+    """Maximum number of instances of each pool, by reservation."""
+    most: dict[str, dict[str, int]] = {}
+    for name, pool in args.pools.items():
+        if pool.most:
+            most.setdefault(pool.capacity_reservation_id, {})[name] = pool.most
     return most
 
 

@@ -46,7 +46,7 @@ SHORTEST_SLEEP_MINUTES = 15
 EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
-OF_BUCKET = "use the name of a bucket, without s3:// and wildcards; only data_buckets take bucket/prefix"
+OF_BUCKET = "use the name of a bucket, without s3://; only data_buckets take bucket/prefix, and several by commas"
 # General purpose buckets can't have the names of access points and of other kinds of buckets, nor of IP addresses.
 RESERVED_BUCKET = r"(xn--|sthree-|amzn-s3-demo-).*|.*(-s3alias|--ol-s3|\.mrap|--x-s3|--table-s3)|(\d+\.){3}\d+|.*\.\..*"
 # Of a folder below MOUNTS_DIR; and an ID of FSx and EFS, of which both have two lengths.
@@ -119,7 +119,7 @@ def root_volume(field: str, value: int) -> None:
 def efa(field: str, value: str) -> None:
     """True, false, or auto, as text."""
     if value not in EFA:
-        raise SettingError(field, value, f"is not {' or '.join(EFA)}", "use one of these, or remove it for false")
+        raise SettingError(field, value, "must be auto, true or false", "use one of these, or remove it for false")
 
 
 def pool_volume(field: str, value: int) -> None:
@@ -188,6 +188,8 @@ def mounts(field: str, values: Mapping[str, str]) -> None:
             key = "fsx_lustre" if name == FSX_MOUNT else name
             hint = f"use another name: {MOUNTS_DIR}/{name} is that of {key}"
             raise SettingError(field, name, "is a reserved name", hint)
+        if "=s3://" in address:
+            raise SettingError(field, f"{name}={address}", "has several mounts", "separate mounts by commas")
         bucket, _, prefix = address.removeprefix("s3://").partition("/")
         shown, hint = f"{name}={address}", f"use e.g. {name}=s3://my-data/faces"
         if not address.startswith("s3://") or not address.isprintable():
@@ -219,8 +221,11 @@ def _check_bucket(field: str, value: str, name: str, prefix: str, hint: str = OF
     if re.fullmatch(RESERVED_BUCKET, name):
         problem = "is a directory bucket, an access point or another name that S3 reserves"
         raise SettingError(field, value, problem, "use the name of a general purpose bucket")
-    if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
+    if not re.fullmatch(BUCKET, name):
         raise SettingError(field, value, "is not an S3 bucket", hint)
+    if re.search(r"[*?\s]|//|^/|\$\{", prefix):
+        hint = "use one without spaces, *, ?, ${ and empty folders (//), and commas between several buckets"
+        raise SettingError(field, value, f"has the prefix {prefix!r}", hint)
 
 
 def environment(field: str, values: Mapping[str, str]) -> None:
@@ -333,7 +338,7 @@ def combinations(args: RayClusterArgs) -> None:
             raise SettingError("nat_instance", True, problem, "leave out one of the two")
         _exclude(args, "nat_instance", "vpc_id", "leave it out: an existing VPC keeps its way to the internet")
     for name in ("fsx_lustre", "efs"):
-        _require(args, name, "vpc_id", "nodes reach a file system in its VPC alone")
+        _require(args, name, "vpc_id", "nodes reach a file system only in its own VPC")
     if args.fsx_lustre_gib:
         _exclude(args, "fsx_lustre_gib", "fsx_lustre", "leave out one of the two: both would be /mnt/fsx")
     for name in ("retain_bucket", "object_version_days"):

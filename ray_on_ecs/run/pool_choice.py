@@ -195,6 +195,11 @@ class PoolChoice:
         text = f"tried {listed(tried)}" if len(tried) > 1 else ""
         return "; ".join(filter(None, (self._watch.line, self._zones_to_add(), text)))
 
+    @property
+    def is_before_start(self) -> bool:
+        """True until the start of the pool's reservation, as EC2 last told it."""
+        return self._watch.is_before_start
+
     def begin(self, has_room: Callable[[str], bool] = lambda kind: False) -> bool:
         """Choose the first node group, of the pool where the run has begun in the queue; False if no queue has room.
 

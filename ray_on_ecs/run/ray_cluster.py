@@ -128,7 +128,7 @@ def wait_for_workers(
 
     Args:
         config: The run's settings.
-        seconds: How long to wait, in each of the node groups that it tries.
+        seconds: How long to wait, in each of the node groups that it tries; from its start in a reservation.
         waiting: Entered while it waits, which a run with room at once does not.
         choice: The choice of its node group; None without a stack.
         before: The workers before a loss, which stay the same on nodes with the same labels.
@@ -166,6 +166,8 @@ def _wait_in_group(
                 choice.look_if_due()
                 if choice.labels != labels:
                     return None
+                if choice.is_before_start:
+                    deadline = time.monotonic() + seconds
             time.sleep(min(POLL_SECONDS, remaining))
 
 

@@ -59,6 +59,12 @@ class Shortage:
         self._shown = {""}
         self.line = self.refusal = self.reason = ""
         self.most = 0
+        self._starts_at: datetime | None = None
+
+    @property
+    def is_before_start(self) -> bool:
+        """True until the start of the group's reservation, as EC2 last told it."""
+        return self._starts_at is not None and self._now() < self._starts_at
 
     def look_if_due(self) -> None:
         """Look if the last time is a while ago. A look that fails changes nothing, and the wait continues."""
@@ -82,7 +88,8 @@ class Shortage:
         self.reason = launch_line(self.refusal, self._group["types"], zones, have).partition(";")[0]
         if why := self._reservation(now, is_refused=bool(failure)):
             self.refusal = self.reason = why
-            self._show(f"{why}; the run goes to its next pool, if it has one (--pool)")
+            waits = ", or waits for the start" if self.is_before_start else ""
+            self._show(f"{why}; the run goes to its next pool, if it has one (--pool){waits}")
         elif nodes.group is None and not nodes.unknown:
             self._show(f"Auto Scaling group {self._group['group']} not found; pulumi up creates it")
         else:
@@ -102,6 +109,7 @@ class Shortage:
         found = parse({"CapacityReservations": listed})
         if found is None:
             return ""
+        self._starts_at = found.starts_at
         full = f"{found} has {found.free} of its {found.count} instances free" if is_refused and not found.free else ""
         return found.closed(now) or full
 

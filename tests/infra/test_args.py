@@ -67,7 +67,7 @@ BAD = [
     ("spot", "often", "is not a boolean"),
     ("onDemandWorkers", "1", "requires spot"),
     ("onDemandWorkers", "-1", "must not be negative"),
-    ("workerEfa", "yes", "is not auto or true or false"),
+    *(("workerEfa", value, "must be auto, true or false") for value in ("yes", "on", "1", "True")),
     ("spreadZones", "true", "requires at least two availability zones"),
     ("natGateway", "no", "is not a boolean"),
     ("natInstance", "no", "is not a boolean"),
@@ -99,7 +99,16 @@ BAD = [
     ("dataBuckets", "s3://my-data", "is not an S3 bucket"),
     ("dataBuckets", "my-data--usw2-az1--x-s3", "is a directory bucket"),
     ("dataBuckets", "My_Data", "is not an S3 bucket"),
-    ("dataBuckets", "my-data/*", "is not an S3 bucket"),
+    ("dataBuckets", "my-data other", "and several by commas"),
+    *(
+        (key, f"{before}my-data/{prefix}", f"has the prefix {prefix!r}; use one without spaces, *, ?, ${{ and empty")
+        for key, before in (("dataBuckets", ""), ("mounts", "data=s3://"))
+        for prefix in ("*", "a?", "a b", "/a", "a//b", "a//", "${user}", "a other/b")
+    ),
+    *(
+        ("mounts", f"data=s3://my-data{between}text=s3://my-text", "has several mounts; separate mounts by commas")
+        for between in (" ", "/a b ", ";", "\t", "/")
+    ),
     *(
         ("mounts", f"{name}=s3://my-data", "is not a name of a mount")
         for name in ("a_b", "-a", "a-", "a/b", ".", 33 * "a")
@@ -109,10 +118,7 @@ BAD = [
         ("mounts", f"data={address}", "is not a folder of S3")
         for address in ("my-data/faces", "/data", "S3://my-data", "s3:/my-data", "https://my-data", "", "fs-01234567")
     ),
-    *(
-        ("mounts", f"data={address}", "is not an S3 bucket")
-        for address in ("s3://", "s3:///faces", "s3://My_Data", "s3://my-data//a", "s3://my-data/*", "s3://my-data/a b")
-    ),
+    *(("mounts", f"data={address}", "is not an S3 bucket") for address in ("s3://", "s3:///faces", "s3://My_Data")),
     ("mounts", "data=s3://my-data--usw2-az1--x-s3", "is a directory bucket"),
     *(("fsxLustre", name, "is not the ID of a file system") for name in ("fs-1", "fsap-0123456789abcdef0", "my-fs")),
     *(("efs", name, "is not the ID of a file system") for name in ("fs-01234567:/", "fs-01234567.efs", "FS-01234567")),
@@ -366,7 +372,8 @@ def test_names_are_checked_also_of_later_values(cloud: Cloud, field: str, value:
 )  # fmt: skip
 def test_lists_as_json_are_refused(cloud: Cloud, key: str, value: str) -> None:
     with pytest.raises(
-        SettingError, match=rf"^{key}: .* is JSON; use text without brackets, separated by commas, as in a[,=]"
+        SettingError,
+        match=rf"^{key}: .* is in (braces|brackets); use text without them, separated by commas, as in a[,=]",
     ):
         load(cloud, **{key: value})
 
@@ -427,6 +434,9 @@ PYTHON: list[tuple[str, Any, str]] = [
     ("max_hourly_usd", "5", "'5' is not a number; use one, e.g. 5"),
     ("max_hourly_usd", True, "True is not a number; use one, e.g. 5"),
     ("object_version_days", "week", "'week' is not an integer; use one, e.g. 5"),
+    ("fsx_lustre_gib", "1200GiB", "'1200GiB' is not an integer; use one, e.g. 1200"),
+    ("sleep_after_minutes", "1h", "'1h' is not an integer; use one, e.g. 60"),
+    *(("worker_efa", number, f"'{number}' must be auto, true or false") for number in (0, 1)),
     ("head_instance_type", 5, "5 is not a string; use text"),
     ("kms_key_arn", 5, "5 is not a string; use text"),
     ("role_path", later("/ml/"), "must be known while Pulumi plans, and is an Output; use a plain value"),

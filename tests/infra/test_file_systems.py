@@ -71,8 +71,8 @@ UNFIT += [
     ("fsx_lustre", {"fsx": {"VpcId": "vpc-2"}}, f"is in vpc-2; use one in {VPC}"),
     ("fsx_lustre", {"fsx": {"NetworkInterfaceIds": []}}, "has no network interface with a security group"),
     ("fsx_lustre", {"fsx": "FileSystemNotFound"}, "could not be found"),
-    ("fsx_lustre", {"fsx": "AccessDeniedException"}, "(fsx:DescribeFileSystems: "),
-    ("fsx_lustre", {"interfaces": "UnauthorizedOperation"}, "(fsx:DescribeFileSystems: "),
+    ("fsx_lustre", {"fsx": "AccessDeniedException"}, "(fsx:DescribeFileSystems and "),
+    ("fsx_lustre", {"interfaces": "UnauthorizedOperation"}, " and ec2:DescribeNetworkInterfaces: "),
     (
         "efs",
         {"efs": {"AvailabilityZoneName": "us-west-2a"}},
@@ -83,11 +83,13 @@ UNFIT += [
     (
         "efs",
         {"targets": [{**TARGET, "AvailabilityZoneName": "us-west-2a"}]},
-        "has available mount targets in us-west-2a",
+        "has available mount targets only in us-west-2a",
     ),
     ("efs", {"targets": [{**TARGET, "LifeCycleState": "creating"}]}, "create one in us-west-2b, too"),
     ("efs", {"efs": "FileSystemNotFound"}, "could not be found"),
-    ("efs", {"targets": "AccessDeniedException"}, "(elasticfilesystem:DescribeMountTargets: "),
+    ("efs", {"efs": "AccessDeniedException"}, "(elasticfilesystem:DescribeFileSystems, "),
+    ("efs", {"targets": "AccessDeniedException"}, ", elasticfilesystem:DescribeMountTargets and "),
+    ("efs", {"interfaces": "UnauthorizedOperation"}, " and ec2:DescribeNetworkInterfaces: "),
 ]
 
 
@@ -105,7 +107,8 @@ def test_unfit_file_system_is_refused(
 def test_lustre_in_another_zone_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
     look_up(monkeypatch, "us-west-2a", "us-west-2b", fsx_lustre=LUSTRE)
     [line] = warnings
-    assert "is in us-west-2b, and nodes in other zones pay for their traffic" in line
+    assert "is in us-west-2b, and the nodes in us-west-2a or us-west-2b: traffic between zones is charged" in line
+    assert "; set availability_zones, or the zones of the pools, to that zone" in line
 
 
 def own(capacity: int, name: str = "ray-file-systems-lustre") -> dict[str, Any]:

@@ -376,7 +376,7 @@ def test_pools_without_a_common_zone_need_zones(cloud: Cloud) -> None:
         (
             {"zones": ["us-east-1c"]},
             "zones",
-            "'us-east-1c' is not an availability zone of us-west-2; use us-west-2c or",
+            "'us-east-1c' is not an availability zone of us-west-2; use us-west-2c",
         ),
         ({"zones": [""]}, "zones", "'' is not an availability zone of us-west-2"),
         ({"zones": ["us-west-2d"], "max": 0}, "zones", "'us-west-2d' is not an availability zone of us-west-2"),
@@ -406,7 +406,8 @@ def test_zones_of_a_pool_need_a_subnet(cloud: Cloud) -> None:
     assert location(cloud, existing, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
     with pytest.raises(
         SettingError,
-        match=r"^worker_pools\.h100\.zones: 'us-west-2a' has no subnet in subnet_ids; use us-west-2b or us",
+        match=r"^worker_pools\.h100\.zones: 'us-west-2a' has no subnet in subnet_ids; "
+        "add a subnet in us-west-2a to subnet_ids, or use us-west-2b or us",
     ):
         location(cloud, existing, **h100(zones=["us-west-2a"]))
 

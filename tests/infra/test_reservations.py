@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from types import SimpleNamespace
@@ -25,8 +26,8 @@ from tests.infra.stacks import deploy
 OTHER = "210987654321"
 GROUP = f"arn:aws:ec2:{REGION}:{{}}:placement-group/close"
 UNFIT = {
-    "is of p4d.24xlarge, and worker_pools.h100.instance_types is p5.48xlarge": {"InstanceType": "p4d.24xlarge"},
-    "has 1 of 2 instances": {"TotalInstanceCount": 1},
+    "instance_types is p5.48xlarge; set worker_pools.h100.instance_types to p4d.": {"InstanceType": "p4d.24xlarge"},
+    "has 1 of 2 instances; lower worker_pools.h100.max and worker_pools.h100.initial": {"TotalInstanceCount": 1},
     "is on dedicated hardware": {"Tenancy": "dedicated"},
     "is for Red Hat Enterprise Linux": {"InstancePlatform": "Red Hat Enterprise Linux"},
     "is on the Outpost arn:aws:outposts": {"OutpostArn": "arn:aws:outposts:us-west-2:1:outpost/op-1"},
@@ -161,10 +162,17 @@ def test_contradiction_is_refused_without_a_look_up(settings: dict[str, Any], pr
         RayClusterArgs(worker_pools={"h100": pool})
 
 
+def test_zone_without_a_subnet_asks_for_one() -> None:
+    plan, _ = planned(ON_DEMAND)
+    with pytest.raises(SettingError, match=f"; add a subnet in {ZONE} to subnet_ids, and set it to {ZONE}$"):
+        reservations.check_zones({"h100": replace(plan.nodes["h100-workers-c"], zones=("us-west-2a",))}, ["us-west-2a"])
+
+
 def test_two_pools_share_the_instances_of_a_reservation() -> None:
     pools = {"a": {**POOL, "max": 1}, "b": {**POOL, "max": 2}}
-    with pytest.raises(SettingError, match="has 2 of 3 instances"):
+    with pytest.raises(SettingError, match="has 2 of 3 instances for ") as refused:
         planned(ON_DEMAND, settings={"worker_pools": pools})
+    assert "worker_pools.a.max (1) + worker_pools.b.max (2); lower worker_pools.a.max and " in str(refused.value)
 
 
 @pytest.mark.parametrize("error", ["UnauthorizedOperation", "InvalidCapacityReservationId.NotFound"])

@@ -121,7 +121,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"h100": {"instanceTypes": None}}, "workerPools.h100.instanceTypes", "is not a list"),
     ({"h100": {"instanceTypes": [5]}}, "workerPools.h100.instanceTypes", "5 is not a string"),
     ({"h100": {"instanceTypes": [P5, P5]}}, "workerPools.h100.instanceTypes", "contains a value twice"),
-    ({"h100": {"instanceTypes": f'["{P5}"]'}}, "workerPools.h100.instanceTypes", "is JSON"),
+    ({"h100": {"instanceTypes": f'["{P5}"]'}}, "workerPools.h100.instanceTypes", "is in brackets"),
     (pool(zones="us-west-2a,us-west-2a"), "workerPools.h100.zones", "contains a value twice"),
     *[
         (pool(**{key: value}), f"workerPools.h100.{key}", "is not an integer")

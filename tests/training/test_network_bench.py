@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,15 @@ def test_bus_bandwidth_is_that_of_nccl_tests(name: str, factors: tuple[float, fl
     assert (FACTORS[name](2), FACTORS[name](8)) == factors
 
 
+def test_script_without_a_launcher_is_one_rank(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, str(SCRIPT), "--max-mib", "1", "--times", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Gloo, 1 rank on 1 node\n")
+    assert len(ROW.findall(done.stdout)) == len(FACTORS)
+
+
 def test_table_has_each_collective_and_size(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     done = subprocess.run(
@@ -30,6 +40,7 @@ def test_table_has_each_collective_and_size(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
+    assert done.stdout.startswith("Gloo, 2 ranks on 1 node\n")
     rows = ROW.findall(done.stdout)
     assert [(name, size) for name, size, *_ in rows] == [(name, size) for size in "124" for name in FACTORS]
     for name, size, milliseconds, algbw, busbw in rows:

@@ -171,6 +171,8 @@ class ProgramWatch:
             self._shortage = self._shortage or self._find_shortage(needs)
             if self._shortage:
                 self._shortage.look_if_due()
+                if self._shortage.is_before_start:
+                    self.waits_since = time.monotonic()
         self._last_needs = needs
 
     def _find_shortage(self, needs: Needs) -> Shortage | None:

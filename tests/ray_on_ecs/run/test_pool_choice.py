@@ -692,9 +692,20 @@ def test_run_without_another_pool_is_told_the_start() -> None:
     run.cloud.reservation = block(State="scheduled", StartDate=BEGAN + timedelta(hours=5))
     assert run.visit(3) == ["h100-workers"] * 3
     assert run.choice.line.startswith(f"Capacity Block {RESERVED} is scheduled, and starts at 2026-01-01 05:00 UTC")
+    assert run.choice.line.endswith(", or waits for the start")
+    assert run.choice.is_before_start
     run.cloud.reservation, run.cloud.has = block(), {"h100-c": 1}
     run.look()
     assert run.choice.line == ""
+    assert not run.choice.is_before_start
+
+
+@pytest.mark.parametrize("state", ["active", "cancelled", "expired", "failed", "payment-failed", "unsupported"])
+def test_only_a_reservation_to_come_is_waited_for(state: str) -> None:
+    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run.cloud.reservation = block(State=state, StartDate=BEGAN + timedelta(hours=5))
+    run.look()
+    assert not run.choice.is_before_start
 
 
 def test_full_reservation_is_named_and_its_zone_stays() -> None:

@@ -131,6 +131,7 @@ class Choice:
     def __init__(self, *kinds: str, at_look: int = 0, times_out: bool = False) -> None:
         self.kinds, self.at_look, self.times_out = list(kinds), at_look, times_out
         self.looks, self.info, self.line = 0, STACK, "EC2 has none; tried both"
+        self.is_before_start = False
 
     @property
     def kind(self) -> str:
@@ -170,6 +171,34 @@ def test_request_moves_with_the_choice(requested: list[Any], choice: Any) -> Non
         ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, choice=choice)
     assert requested == [([ON_GPU] * 2, [IN_A] * 2), "removed", ([ON_GPU] * 2, [OF_H100] * 2), "removed"]
     assert str(error.value).endswith("; EC2 has none; tried both")
+
+
+class Reserved(Choice):
+    """A choice of a pool whose reservation starts at a time, unless it is cancelled before."""
+
+    def __init__(self, starts_at: float, cancelled_at: float = 1e9) -> None:
+        super().__init__("h100-workers")
+        self.starts_at, self.cancelled_at = starts_at, cancelled_at
+
+    def look_if_due(self) -> None:
+        now = ray_cluster.time.monotonic()
+        self.is_before_start = now < min(self.starts_at, self.cancelled_at)
+
+
+@pytest.mark.usefixtures("requested")
+@pytest.mark.parametrize(
+    ("choice", "end"),
+    [
+        (Reserved(starts_at=6000), 6060),
+        (Reserved(starts_at=1030), 1090),
+        (Reserved(starts_at=500), 1060),
+        (Reserved(starts_at=1e9, cancelled_at=3000), 3060),
+    ],
+)
+def test_wait_for_a_reservation_is_counted_from_its_start(choice: Any, end: float) -> None:
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, choice=choice)
+    assert ray_cluster.time.monotonic() == pytest.approx(end, abs=4)
 
 
 @pytest.mark.usefixtures("requested")

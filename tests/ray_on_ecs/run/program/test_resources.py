@@ -76,6 +76,20 @@ def test_wait_is_limited(clock: Clock) -> None:
     assert program.watch.waits_since is None
 
 
+def test_wait_for_a_reservation_is_counted_from_its_start(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, watch = Program(), Mock(is_before_start=True, line="")
+    monkeypatch.setattr(program.watch, "_find_shortage", lambda needs: watch)
+    program.needs = GPUS
+    for _ in range(5):
+        program.watch.look()
+        clock.now += 9
+        assert program.watch.shortage(10) is None
+    watch.is_before_start = False
+    program.watch.look()
+    clock.now += 1
+    assert program.watch.shortage(10)
+
+
 def group(pool: str, gpu: str, units: int) -> Any:
     return {
         "pool": pool,
