@@ -31,8 +31,8 @@ DELETED_FIRST = {
     "aws_vpc_security_group_ingress_rule",
 }
 # The engine deletes what a program no longer has after all updates, Terraform only with this setting. Those of a stack
-# that names its zone go while other resources are replaced, which Terraform would call a cycle.
-DELETED_LAST = {"aws_placement_group"}
+# that names its zone, or has no file systems any more, go while others are replaced: Terraform would call it a cycle.
+DELETED_LAST = {"aws_iam_role_policy", "aws_placement_group"}
 # Addresses of a kind that are printed.
 MANY = 20
 
