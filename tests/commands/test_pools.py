@@ -167,6 +167,7 @@ def test_program_uses_both_pools(runs: Runs) -> None:
     assert "on ['h100', 'none']" in runs.log("program")
 
 
+@pytest.mark.fault
 def test_run_that_lost_its_node_goes_to_the_next_pool(cluster: LocalCluster, runs: Runs, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     run = runs.start("lost", RETURNS, str(mark), flags=("--gpu", "A10G,H100", "--max-restarts", "1"))
