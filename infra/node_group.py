@@ -16,6 +16,7 @@ from infra.definitions.user_data import encoded, user_data
 from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
 from infra.types import Location, NetworkRef, NodeSpec, Reservation, ResourceRef, SecurityOptions, in_zone, known
+from ray_on_ecs.contract import CAPACITY_BLOCK
 
 # Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
@@ -286,7 +287,7 @@ def _reserved(reservation: Reservation | None) -> dict[str, Any]:
     if reservation is None:
         return {}
     target = {"capacity_reservation_target": {"capacity_reservation_id": reservation.id}}
-    market = {"instance_market_options": {"market_type": "capacity-block"}} if reservation.is_block else {}
+    market = {"instance_market_options": {"market_type": CAPACITY_BLOCK}} if reservation.is_block else {}
     return {"capacity_reservation_specification": target, **market}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pulumi
 
 from infra.definitions.sizing import InstanceType, TaskSize, disk_throughput
-from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, WORKERS
+from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, WORKERS, reservation_name
 
 
 def known(value: pulumi.Input[str]) -> str:
@@ -106,7 +106,7 @@ class Reservation:
     placement_group: str = ""
 
     def __str__(self) -> str:
-        return f"{'Capacity Block' if self.is_block else 'capacity reservation'} {self.id}"
+        return reservation_name(self.id, is_block=self.is_block)
 
 
 @dataclass(frozen=True, kw_only=True)

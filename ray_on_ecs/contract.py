@@ -107,6 +107,10 @@ GPUS = {
     "p6-b200": "B200",
     "p6-b300": "B300",
 }
+# EC2's type of a reservation that is a Capacity Block. So many minutes before its end EC2 begins to terminate its
+# instances, and so many minutes before that it warns.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
+CAPACITY_BLOCK, BLOCK_TERMINATES_MINUTES, BLOCK_WARNS_MINUTES = "capacity-block", 30, 10
 # Dimension of the head's metrics of a kind of worker other than these two, whose metrics have none.
 KIND_DIMENSION = "Workers"
 # Metrics by which a head that sleeps while it is idle is put to sleep and woken: its idle time in minutes, which it
@@ -122,6 +126,11 @@ HOURS_OF_MONTH = 730
 def per_hour_and_month(usd: float) -> str:
     """Return a cost in USD per hour in words, also of a month: `0.30 USD an hour (216 a month)`."""
     return f"{usd:.2f} USD an hour ({usd * HOURS_OF_MONTH:,.0f} a month)"
+
+
+def reservation_name(reservation_id: str, *, is_block: bool) -> str:
+    """Return a capacity reservation in words: `Capacity Block cr-0123456789abcdef0`."""
+    return f"{'Capacity Block' if is_block else 'capacity reservation'} {reservation_id}"
 
 
 def gpu_name(instance_types: list[str]) -> str:

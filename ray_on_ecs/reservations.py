@@ -1,6 +1,6 @@
 """Capacity reservations as EC2 describes them: start, end and use.
 
-A Capacity Block ends its instances half an hour before its own end, without a notice in their metadata.
+EC2 terminates the instances of a Capacity Block half an hour before it ends, without a notice in their metadata.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
 """
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-BLOCK = "capacity-block"
+from ray_on_ecs.contract import BLOCK_TERMINATES_MINUTES, BLOCK_WARNS_MINUTES, CAPACITY_BLOCK, reservation_name
+
 # States of a reservation that gets its instances later.
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html
 NOT_YET = ("scheduled", "pending", "assessing", "payment-pending", "delayed")
-# From so long before the end of a Capacity Block, EC2 terminates its instances; it warns about that ten minutes before.
-TERMINATED, WARNED = timedelta(minutes=30), timedelta(minutes=10)
+TERMINATED, WARNED = timedelta(minutes=BLOCK_TERMINATES_MINUTES), timedelta(minutes=BLOCK_WARNS_MINUTES)
 
 
 @dataclass(frozen=True)
 class Reservation:
     """A capacity reservation; `start` and `end` are None where EC2 names none.
 
-    `payer` is the account that pays for its unused instances, or empty for one's own.
+    `payer` is the account that pays for its unused instances, or empty if that is the stack's own.
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/assign-billing.html
     """
 
@@ -36,7 +36,7 @@ class Reservation:
     payer: str = ""
 
     def __str__(self) -> str:
-        return f"{'Capacity Block' if self.is_block else 'capacity reservation'} {self.id}"
+        return reservation_name(self.id, is_block=self.is_block)
 
     @property
     def terminates_at(self) -> datetime | None:
@@ -70,14 +70,14 @@ class Reservation:
 def parse(answer: Any, account: str = "") -> Reservation | None:
     """Return the reservation in an answer to DescribeCapacityReservations for one; None without one.
 
-    `account` is one's own; without it the payer is not known.
+    `account` is the stack's own; without it the payer is not known.
     """
     try:
         found = answer["CapacityReservations"][0]
         payer = str(found.get("UnusedReservationBillingOwnerId") or found.get("OwnerId") or "")
         return Reservation(
             id=str(found["CapacityReservationId"]),
-            is_block=found.get("ReservationType") == BLOCK,
+            is_block=found.get("ReservationType") == CAPACITY_BLOCK,
             state=str(found["State"]),
             start=_time(found.get("StartDate")),
             end=_time(found.get("EndDate")),

@@ -35,7 +35,7 @@ from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
 from infra.types import Location, NodeSpec, Reservation, Scale, kind_of, known
-from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS, WORKERS, field_of
+from ray_on_ecs.contract import CAPACITY_BLOCK, CPU_POOL, DEFAULT_POOL, SETTINGS, WORKERS, field_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +235,7 @@ def _types(args: RayClusterArgs, name: str, region: str, reservation: Reservatio
     markets = {"on-demand": pool.most - pool.spot_count, "spot": pool.spot_count}
     usages = [market for market, count in markets.items() if count]
     if reservation and reservation.is_block:
-        usages = ["capacity-block"]
+        usages = [CAPACITY_BLOCK]
     is_grouped = pool.most > 1 and name != CPU_POOL and not (args.spread_zones and name == DEFAULT_POOL)
     is_grouped = is_grouped and not reservation
     field = field_of(name, "instance_types")

@@ -21,7 +21,7 @@ from infra.config.lookups import REFUSE, Question, ask_all, judge
 from infra.config.worker_pool import counts_of
 from infra.errors import SettingError
 from infra.types import Caller, NodeSpec, Reservation
-from ray_on_ecs.contract import field_of
+from ray_on_ecs.contract import BLOCK_TERMINATES_MINUTES, BLOCK_WARNS_MINUTES, CAPACITY_BLOCK, field_of
 
 # Fields of EC2's answer that can make a reservation unfit.
 FIELDS = (
@@ -31,9 +31,8 @@ FIELDS = (
 )
 # States in which a reservation gets no instances any more; in all others but `active` it gets none yet.
 OVER = ("expired", "cancelled", "cancelling", "failed", "payment-failed", "unsupported")
-# From so long before the end of a Capacity Block EC2 terminates its instances; ten minutes before, runs save.
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
-LAST_MINUTES = 40
+# From then on, runs save and leave.
+LAST_MINUTES = BLOCK_TERMINATES_MINUTES + BLOCK_WARNS_MINUTES
 
 
 def look_up(
@@ -61,7 +60,7 @@ def look_up(
         else:
             conditions = rules(name, pool.instance_types[0], most[question.value], caller, found.InstanceType)
             judge(question, conditions, found)
-        reserved[name] = _reservation(found, caller)
+        reserved[name] = _reservation(found, caller, has_ended=bool(problem))
     return reserved, ended
 
 
@@ -105,8 +104,8 @@ def rules(pool: str, instance_type: str, most: Mapping[str, int], caller: Caller
         Rule("Tenancy", ("default",), "is on {} hardware, and the instances are on shared hardware"),
         Rule("InstancePlatform", ("Linux/UNIX",), "is for {}, and the instances run Amazon Linux (Linux/UNIX)"),
         Rule("OutpostArn", lambda arn: not arn, "is on the Outpost {}"),
-        Rule("Interruptible", (False,), "is interruptible, which needs a market of its own"),
-        Rule("ReservationType", ("default", "capacity-block"), "is of the unknown type {}"),
+        Rule("Interruptible", (False,), "is interruptible, which needs another market type"),
+        Rule("ReservationType", ("default", CAPACITY_BLOCK), "is of the unknown type {}"),
         Rule("PlacementGroupArn", is_own_group, "is in the placement group {}, which Auto Scaling can't use"),
         warning("waits", ("",), "is {}", "until then runs in this pool wait, or go to their next pool"),
         warning("OwnerId", (account,), "belongs to account {}, which can end the sharing", "ask its owner until when"),
@@ -124,7 +123,7 @@ def _end(found: Any) -> str:
     now = datetime.now(UTC)
 
     def lasts(end: datetime, kind: str) -> bool:
-        return end > now + timedelta(minutes=LAST_MINUTES if kind == "capacity-block" else 0)
+        return end > now + timedelta(minutes=LAST_MINUTES if kind == CAPACITY_BLOCK else 0)
 
     ends = Rule("EndDate ReservationType", lasts, "ends at {:%Y-%m-%d %H:%M} UTC, and gets no more instances")
     return f"is {found.State}" if found.State in OVER else ends.problem_of(found)
@@ -140,9 +139,8 @@ def _most(args: RayClusterArgs) -> dict[str, dict[str, int]]:
 
 
 def _describe(ec2: Any, reservation_id: str, opts: Any) -> Any:
-    found: Sequence[Any] = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])[
-        "CapacityReservations"
-    ]
+    described = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
+    found: Sequence[Any] = described["CapacityReservations"]
     if not found:
         raise LookupError(f"{reservation_id} not found")
     answer = SimpleNamespace(**{field: found[0].get(field) for field in FIELDS})
@@ -153,12 +151,12 @@ def _describe(ec2: Any, reservation_id: str, opts: Any) -> Any:
     return answer
 
 
-def _reservation(found: Any, caller: Caller) -> Reservation:
+def _reservation(found: Any, caller: Caller, *, has_ended: bool) -> Reservation:
     return Reservation(
         id=found.CapacityReservationId,
-        is_block=found.ReservationType == "capacity-block",
+        is_block=found.ReservationType == CAPACITY_BLOCK,
         zone=found.AvailabilityZone,
-        count=0 if _end(found) else found.TotalInstanceCount,
+        count=0 if has_ended else found.TotalInstanceCount,
         payer="" if found.OwnerId == caller.account else found.UnusedReservationBillingOwnerId or found.OwnerId,
         placement_group=(found.PlacementGroupArn or "").rpartition("/")[2],
     )
