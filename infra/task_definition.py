@@ -9,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.containers import MOUNTS_VOLUME, TASK_VOLUMES
-from infra.definitions.mounts import MOUNTS_DIR
+from infra.definitions.mounts import HOST_DIR
 from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
@@ -90,7 +90,7 @@ def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgsD
     """
     volumes: list[aws.ecs.TaskDefinitionVolumeArgsDict] = [{"name": volume} for volume in TASK_VOLUMES]
     if args.mounts:
-        volumes += [{"name": volume, "host_path": MOUNTS_DIR} for volume in MOUNTS_VOLUME]
+        volumes += [{"name": volume, "host_path": HOST_DIR} for volume in MOUNTS_VOLUME]
     if args.instance_volume:
         volumes.append({"name": args.instance_volume, "host_path": INSTANCE_DIR})
     if args.state_volume:

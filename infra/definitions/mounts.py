@@ -18,8 +18,9 @@ from ray_on_ecs.contract import EFS_MOUNT, FSX_MOUNT
 
 UNIT = "ray-on-ecs-mounts"
 SCRIPT = f"/usr/local/bin/{UNIT}"
-# Folder of the instance, and Mountpoint's cache on its root volume, or on its local disks where Docker's files are.
-MOUNTS_DIR, CACHE_DIR = "/mnt/ray-on-ecs", "/var/cache/ray-on-ecs"
+# Folder of the instance, /mnt of its task (contract.MOUNTS_DIR), and Mountpoint's cache on its root volume, or
+# on its local disks where Docker's files are.
+HOST_DIR, CACHE_DIR = "/mnt/ray-on-ecs", "/var/cache/ray-on-ecs"
 LOCAL_CACHE_DIR = f"{local_disks.MOUNTED}/cache"
 # All of Mountpoint's caches together take this part of the disk space that is free when they start.
 CACHE_PART = 4
@@ -81,7 +82,7 @@ def script(mounts: Mounts) -> str:
     cases = "\n".join(f'    "{name}") {command} ;;' for name, command in commands.items())
     watched = " ".join(mounts.s3)
     return rf"""#!/bin/bash
-root={MOUNTS_DIR} cache={CACHE_DIR} log=/run/{UNIT}.log mounted=/run/{UNIT}.done
+root={HOST_DIR} cache={CACHE_DIR} log=/run/{UNIT}.log mounted=/run/{UNIT}.done
 export UNSTABLE_MOUNTPOINT_MAX_PREFETCH_WINDOW_SIZE={PREFETCH_MIB * 2**20}
 say() {{ echo "{UNIT}: $*"; }}
 attempt() {{ timeout -k 5 120 "$@" > $log 2>&1 < /dev/null; }}

@@ -19,8 +19,8 @@ from infra.definitions.local_disks import UNIT as DISKS_UNIT
 from infra.definitions.mounts import (
     CACHE_DIR,
     GIVE_UP_SECONDS,
+    HOST_DIR,
     LOCAL_CACHE_DIR,
-    MOUNTS_DIR,
     SCRIPT,
     UNIT,
     LustreFileSystem,
@@ -67,7 +67,7 @@ class Instance:
     def start(self, mounts: Mounts = ALL, *, gives_up: bool = False) -> None:
         text = script(mounts).replace("timeout -k 5 120", "timeout -k 1 2").replace("sleep 5", "sleep 0.05")
         text = text.replace(f">= {GIVE_UP_SECONDS}", ">= 0" if gives_up else ">= 1000").replace("sleep 1;", "sleep .1;")
-        for path in (MOUNTS_DIR, CACHE_DIR, LOCAL_CACHE_DIR, "/run"):
+        for path in (HOST_DIR, CACHE_DIR, LOCAL_CACHE_DIR, "/run"):
             text = text.replace(path, str(self.folder / path.strip("/").replace("/", "-")))
         (self.folder / "run").mkdir(exist_ok=True)
         with (self.folder / "journal").open("a") as journal:
@@ -130,7 +130,7 @@ def test_all_are_mounted_before_the_agent_may_start(instance: Instance) -> None:
     until(lambda: instance.is_ready)
     assert instance.mounted == {"data", "all", "fsx", "efs"}
     calls = [call.replace(str(instance.folder), "") for call in instance.calls]
-    root, cache = f"/{MOUNTS_DIR.strip('/').replace('/', '-')}", f"/{CACHE_DIR.strip('/').replace('/', '-')}"
+    root, cache = f"/{HOST_DIR.strip('/').replace('/', '-')}", f"/{CACHE_DIR.strip('/').replace('/', '-')}"
     options = "--read-only --allow-other --uid 1000 --gid 1000"
     of_data = f"--prefix faces/ --cache {cache}/data --max-cache-size 5000 my-data {root}/data"
     assert [call for call in calls if call.startswith(("mount ", "mount-s3 ", "dnf "))] == [
@@ -217,7 +217,7 @@ def test_mountpoint_reads_ahead_in_a_bounded_window(instance: Instance) -> None:
 
 
 def test_folder_with_files_is_mounted_over(instance: Instance) -> None:
-    file = instance.folder / MOUNTS_DIR.strip("/").replace("/", "-") / "data" / "old"
+    file = instance.folder / HOST_DIR.strip("/").replace("/", "-") / "data" / "old"
     file.parent.mkdir(parents=True)
     file.touch()
     instance.start()
@@ -225,7 +225,7 @@ def test_folder_with_files_is_mounted_over(instance: Instance) -> None:
 
 
 def test_file_in_place_of_a_folder_is_named(instance: Instance) -> None:
-    root = instance.folder / MOUNTS_DIR.strip("/").replace("/", "-")
+    root = instance.folder / HOST_DIR.strip("/").replace("/", "-")
     root.mkdir()
     (root / "data").touch()
     instance.start(gives_up=True)
