@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ray_on_ecs.errors import EfaError, ResourceError, StorageError, TrainingError
+from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs, limit
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
@@ -35,7 +35,7 @@ from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
 from ray_on_ecs.run.patience import ask
-from ray_on_ecs.run.receipt import NetworkCheck, Receipt
+from ray_on_ecs.run.receipt import NetworkCheck, efa_error
 from ray_on_ecs.run.restarts import Restarts
 from ray_on_ecs.run.slow_ranks import SlowRanks
 from ray_on_ecs.run.stacks_request import SILENT, StacksRequest
@@ -362,7 +362,7 @@ class RunDriver:
             logger.warning(receipt.warning)
         note = partial(self._document.note, network=receipt.document())
         if self._config.require_efa and receipt.is_without_efa:
-            self._error = self._without_efa(receipt)
+            self._error = efa_error(receipt, self._config.run_name, has_begun=self._policy.has_begun)
             self._end("stopped", time.time() + GRACE_SECONDS)
             with suppress(OSError):
                 self._ask(note)  # the evidence
@@ -371,14 +371,6 @@ class RunDriver:
             if self._config.require_efa and not receipt.transport:
                 logger.warning("--require-efa: the run goes on, as it is not known that NCCL does not use EFA")
         self._direct_to(measures=False)
-
-    def _without_efa(self, receipt: Receipt) -> EfaError:
-        why = f" ({receipt.transport.reason})" if receipt.transport and receipt.transport.reason else ""
-        what = f"--require-efa: {receipt.transport}, not EFA{why}"
-        if not self._policy.has_begun:
-            return EfaError(f"{what}; the script was not started; see docs/efa.md, or leave --require-efa out")
-        way_on = f"see docs/efa.md, and continue with --run-name {self._config.run_name}"
-        return EfaError(f"{what}; the script was not started again, and its files are kept; {way_on}")
 
     def _watch(self, group: Group, workers: WorkerStatuses) -> None:
         """End the start if a script has failed, a node is being reclaimed, the scripts hang, or all have finished."""

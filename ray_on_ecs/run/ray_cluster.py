@@ -258,7 +258,7 @@ def instances_with_workers() -> Counter[InstanceKind]:
 
 def instances_of(node_ids: Iterable[str]) -> Counter[InstanceKind]:
     """Return the number of these nodes' instances by their kind."""
-    labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    labels = _labels()
     return Counter(instance_kind(labels.get(node, {})) for node in node_ids)
 
 
@@ -274,7 +274,7 @@ def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
 def types_of(node_ids: Collection[str]) -> list[str]:
     """Return the instance types of these nodes, as far as their labels are known."""
     try:
-        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+        labels = _labels()
     except RAY_ERRORS:
         return []
     return sorted({labels.get(node, {}).get(INSTANCE_LABELS["instance_type"], "") for node in node_ids} - {""})
@@ -283,10 +283,15 @@ def types_of(node_ids: Collection[str]) -> list[str]:
 def moments_of(node_ids: Collection[str]) -> list[Moments]:
     """Return how each of these nodes started, as far as its labels and Ray know it; nothing if Ray does not answer."""
     try:
-        labels, joined = {node["NodeID"]: node["Labels"] for node in ray.nodes()}, join_times()
+        labels, joined = _labels(), join_times()
     except (*RAY_ERRORS, AttributeError):  # a private name may be gone, which must not end a run
         return [{} for _ in node_ids]
     return [moments_in({**labels.get(node, {}), "joined": joined.get(node)}) for node in node_ids]
+
+
+def _labels() -> dict[str, Mapping[str, str]]:
+    """Return the labels of all nodes that Ray knows."""
+    return {node["NodeID"]: node["Labels"] for node in ray.nodes()}
 
 
 def _places() -> Iterator[tuple[str, Resources]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import counted
+from ray_on_ecs.errors import EfaError, counted
 from ray_on_ecs.run.group import NetworkStatus, Place, WorkerStatuses
 from ray_on_ecs.run.nccl_log import EFA, Transport
 from ray_on_ecs.run.network import BYTES
@@ -170,3 +170,13 @@ def receipt_of(parts: Sequence[NetworkStatus], nodes: int, failure: str, instanc
     least = min(used, key=lambda each: (each.name == EFA, each.count), default=None)
     seconds = 0.0 if failure else max((part.seconds for part in parts), default=0.0)
     return Receipt(nodes, ranks, least, seconds, failure, instances)
+
+
+def efa_error(receipt: Receipt, run_name: str | None, *, has_begun: bool) -> EfaError:
+    """Return the error of a run that must use EFA and does not; `has_begun` is True once its script was started."""
+    why = f" ({receipt.transport.reason})" if receipt.transport and receipt.transport.reason else ""
+    what = f"--require-efa: {receipt.transport}, not EFA{why}"
+    if not has_begun:
+        return EfaError(f"{what}; the script was not started; see docs/efa.md, or leave --require-efa out")
+    way_on = f"see docs/efa.md, and continue with --run-name {run_name}"
+    return EfaError(f"{what}; the script was not started again, and its files are kept; {way_on}")
