@@ -17,8 +17,9 @@ MIB = 2**20
 ARCHITECTURE = "x86_64"
 # Its task has 2.7 GiB: eight runs of scripts, the dashboard and a quarter more take 2.1. docs/design/measurements.md
 SMALLEST_HEAD_MIB = 4096
-# Most that Mountpoint for S3 reads ahead of each reader of a file, instead of 2 GiB, and memory of its own. It takes up
-# to 95 % of the instance's memory by default, and has an option for less (--memory-target) only since version 1.24.
+# Prefetch window of Mountpoint for S3 for each reader of a file (2 GiB by default), and the memory that it needs beside
+# that. It takes up to 95 % of the instance's memory. Version 1.24 is the first with an option for less
+# (--memory-target).
 # https://github.com/awslabs/mountpoint-s3/blob/main/doc/CONFIGURATION.md#maximum-prefetch-window-size
 PREFETCH_MIB, MOUNTPOINT_MIB = 64, 256
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task_definition_parameters_ec2.html

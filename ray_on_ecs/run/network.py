@@ -26,7 +26,7 @@ from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 PROBE = Path(__file__).with_name("network_probe.py")
 RESULT = re.compile(r"seconds of an all-reduce: ([\d.e+-]+)$")  # the probe's last line
 BYTES = 2**28
-# INIT and NET have the lines on the network, and ENV those on variables that choose it. NCCL opens the file anew and
+# INIT and NET have the lines on the network, and ENV those on variables that choose it. NCCL opens the file again and
 # writes it by lines; its own standard output would keep them while NCCL hangs. By trees, which NCCL often takes on two
 # nodes, a node sends less than by rings: https://github.com/NVIDIA/nccl-tests/issues/196
 NCCL = {
