@@ -8,7 +8,6 @@ import stat
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from uuid import uuid4
 
 from rich import filesize
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -17,7 +16,7 @@ from ray_on_ecs.cli.screen import note, notes
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.disk import Changed, StoredFile, make_ignored
+from ray_on_ecs.storage.disk import Changed, StoredFile, make_ignored, part_of
 from ray_on_ecs.storage.filesystem import copy_each
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -63,8 +62,7 @@ def copy_all(
     columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     make_folder(target)
     places = {path: _place(target, path) for path in files}
-    # A name may be as long as the disk allows.
-    parts = {place.with_name(f".{uuid4().hex}.part"): path for path, place in places.items()}
+    parts = {part_of(place): path for path, place in places.items()}
     missed: dict[str, OSError] = {}
     try:
         with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import stat
 import time
@@ -18,6 +19,7 @@ from uuid import uuid4
 PIECE_BYTES = 16 * 2**20
 # The file of a folder of results, and its text, that keeps git from taking checkpoints.
 IGNORED = (".gitignore", "*\n")
+PART = re.compile(r"\.[0-9a-f]{32}\.part")  # the name of `part_of`
 # A disk can't have such a path, or has something else there.
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -98,8 +100,7 @@ class Disk:
     @contextmanager
     def writing(self, path: str) -> Generator[IO[bytes]]:
         """Write a file, which has its name as soon as it is complete, and not if the block fails."""
-        # A random name: a user's files may be a.pt and a.pt.part, and a name may be as long as the disk allows.
-        part = Path(path).with_name(f".{uuid4().hex}.part")
+        part = part_of(Path(path))
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("xb") as file:
@@ -114,7 +115,7 @@ class Disk:
 
         Two that replace the same version at once both succeed, and the later one wins.
         """
-        new = Path(f"{path}.{uuid4().hex}")
+        new = part_of(Path(path))
         new.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.write_bytes(content)
@@ -161,6 +162,14 @@ class Disk:
             shutil.rmtree(path)
 
 
+def part_of(path: Path) -> Path:
+    """Return the name of a file while it is written; listings leave it out.
+
+    It is random: a user's files may be a.pt and a.pt.part, and a name may be as long as the disk allows.
+    """
+    return path.with_name(f".{uuid4().hex}.part")
+
+
 def make_ignored(folder: Path) -> None:
     """Make a folder that git and the uploads of code ignore; one that is there stays as it is."""
     with suppress(FileExistsError):
@@ -185,6 +194,8 @@ def _entries(
         return
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:
+            if PART.fullmatch(entry.name):
+                continue
             yield f"{prefix}{entry.name}", entry
             if recursive and entry.is_dir():
                 yield from _entries(entry.path, f"{prefix}{entry.name}/", (*above, real), recursive=True)

@@ -10,6 +10,7 @@ import pytest
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.storage import bucket as module
 from ray_on_ecs.storage.bucket import Bucket
+from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET
 from tests.flaky_s3 import flaky_proxy
@@ -205,3 +206,34 @@ def test_file_is_replaced_atomically(tmp_path: Path) -> None:
         storage.write("metrics.jsonl", "new")
         assert reader.read() == "old"
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_listing_leaves_out_files_that_are_being_written(tmp_path: Path) -> None:
+    disk, folder = Disk(), tmp_path / "run"
+    users = folder / "below" / "a.pt.part"
+    users.parent.mkdir(parents=True)
+    users.touch()
+    names: list[set[str]] = []
+    with disk.writing(str(folder / "below" / "a.pt")) as file:
+        file.write(b"whole")
+        file.flush()
+        names.append(set(disk.listing(str(folder), recursive=True).files))
+        assert not disk.has_files(str(folder / "below" / "a.pt"))
+    names.append(set(disk.listing(str(folder), recursive=True).files))
+    assert names == [{"below/a.pt.part"}, {"below/a.pt.part", "below/a.pt"}]
+
+
+def test_version_is_written_without_a_second_name_in_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path, names = Disk(), str(tmp_path / "state"), list[str]()
+    for step in ("link", "replace"):
+        original = getattr(os, step)
+
+        def listed(*paths: Any, original: Any = original) -> None:
+            names.extend(disk.listing(str(tmp_path)).files)
+            original(*paths)
+
+        monkeypatch.setattr(os, step, listed)
+    assert disk.write_if(path, b"first", None)
+    assert disk.write_if(path, b"second", "first")
+    assert names == ["state"]
+    assert os.listdir(tmp_path) == ["state"]
