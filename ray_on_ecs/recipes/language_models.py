@@ -174,7 +174,7 @@ def checkpoint_activations(model: Any, *, selective: bool) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if selective:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT_RESULTS)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    base_model(model).activation_checkpointing_enable(activation_checkpointing_kwargs=options)
 
 
 def export(saved: Checkpointer, model: Any, files: ModelFiles, tokenizer: Any) -> None:
