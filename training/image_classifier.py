@@ -122,7 +122,7 @@ def main(args: argparse.Namespace) -> None:
     while checkpoint.epoch < args.epochs and not checkpoint.should_stop:
         began, first_step = time.perf_counter(), checkpoint.step
         model.train()
-        batches = data.training(micro_batches, device, seed=args.seed, flip=args.flip)
+        batches = data.train_batches(micro_batches, device, seed=args.seed, flip=args.flip)
         for count, (images, labels) in enumerate(batches, start=1):
             is_last = count % micro_batches.per_rank == 0  # of the step
             norms.before_forward()
@@ -149,7 +149,7 @@ def main(args: argparse.Namespace) -> None:
             tested = EpochMeans(device, "loss", "accuracy")
             network.eval()
             with torch.no_grad(), autocast:
-                for images, labels in data.test(args.batch_size, ranks):
+                for images, labels in data.test_batches(args.batch_size, ranks):
                     logits = network(images).float()
                     accuracy = (logits.argmax(1) == labels).double().mean()
                     tested.add(len(labels), loss=cross_entropy(logits, labels), accuracy=accuracy)

@@ -79,13 +79,13 @@ class Images(ABC):
         """Train on that many of the images only."""
 
     @abstractmethod
-    def training(
+    def train_batches(
         self, micro_batches: MicroBatches, device: torch.device, *, seed: int, flip: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the images and labels of this rank's micro-batches that are left of the epoch, augmented."""
 
     @abstractmethod
-    def test(self, size: int, ranks: Ranks) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_batches(self, size: int, ranks: Ranks) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the test images, in batches; each image is on exactly one rank."""
 
     def _normalizer(self, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -100,7 +100,7 @@ class ImagesInMemory(Images):
         self, name: str, classes: list[str], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
     ) -> None:
         self.name, self.classes = name, classes
-        self.train, self.tested = train, test
+        self.train, self.test = train, test
         channels, height, width = train[0].shape[1:]
         self.shape = (channels, height, width)
         pixels = train[0][:: max(1, len(train[0]) // 1000)].float()
@@ -113,7 +113,7 @@ class ImagesInMemory(Images):
         chosen = sample_of(len(self), count)
         self.train = (self.train[0][chosen], self.train[1][chosen])
 
-    def training(
+    def train_batches(
         self, micro_batches: MicroBatches, device: torch.device, *, seed: int, flip: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
         if device.type == "cuda" and self.train[0].nbytes < torch.cuda.mem_get_info()[0] // 2:
@@ -130,9 +130,9 @@ class ImagesInMemory(Images):
                 images = torch.where(flips[epoch][chosen].to(device)[:, None, None, None], images.flip(-1), images)
             yield normalize(images), labels
 
-    def test(self, size: int, ranks: Ranks) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_batches(self, size: int, ranks: Ranks) -> Iterator[tuple[Tensor, Tensor]]:
         normalize = self._normalizer(ranks.device)
-        images, labels = (part[ranks.rank :: ranks.world_size] for part in self.tested)
+        images, labels = (part[ranks.rank :: ranks.world_size] for part in self.test)
         for start in range(0, len(labels), size):
             part = slice(start, start + size)
             yield normalize(images[part].to(ranks.device)), labels[part].to(ranks.device)

@@ -80,7 +80,7 @@ def load_weights(model: nn.Module, name: str, source: str) -> tuple[list[float],
         state = _download(name, weights)
     else:
         weights = known["DEFAULT"] if known is not None else None
-        state, expected = _read(source, list(known.__members__) if known is not None else [])
+        state, expected = _read(source, [*reversed(known.__members__)] if known is not None else [])
     channels = _fit(model, state, source)
     if expected is None and weights is not None:
         transforms = weights.transforms()

@@ -55,13 +55,13 @@ class ImageFolders(Images):
     def limit(self, count: int) -> None:
         self._samples = [self._samples[index] for index in sample_of(len(self), count).tolist()]
 
-    def training(
+    def train_batches(
         self, micro_batches: MicroBatches, device: torch.device, *, seed: int, flip: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        crop = [v2.RandomResizedCrop(self.shape[1]), *([v2.RandomHorizontalFlip()] if flip else [])]
+        crop = [v2.RandomResizedCrop(self.shape[1], scale=(0.25, 1.0)), *([v2.RandomHorizontalFlip()] if flip else [])]
         yield from self._batches("train", _Photographs(self._samples, crop, seed), micro_batches, device)
 
-    def test(self, size: int, ranks: Ranks) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_batches(self, size: int, ranks: Ranks) -> Iterator[tuple[Tensor, Tensor]]:
         mine = range(ranks.rank, len(self._test_samples), ranks.world_size)
         batches = [(0, list(mine[start : start + size])) for start in range(0, len(mine), size)]
         crop = [v2.Resize(self.shape[1] * 8 // 7), v2.CenterCrop(self.shape[1])]  # as torchvision's weights are tested
