@@ -148,8 +148,12 @@ class Placing:
         return any(map(_has_places, self._others))
 
     def close(self) -> None:
-        """Give up the places."""
-        for group in self._groups:
+        """Give up the places.
+
+        The first ones go last: the groups that wait would get their places, and Ray 2.60 keeps the resources of a group
+        that is removed while it is placed.
+        """
+        for group in reversed(self._groups):
             with suppress(*RAY_ERRORS):
                 remove_placement_group(group)
 

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError
 from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
@@ -41,6 +42,7 @@ from ray_on_ecs.tracking.starts import Moments, moments_in
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0  # a node needs minutes to join
+PLACED_SECONDS = 2.0  # another run may have taken the room
 CONNECT_SECONDS = 5.0  # the head is in the same network
 # Ray ends a driver, which then prints nothing, when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
@@ -143,7 +145,7 @@ def wait_for_workers(
         logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_nodes()}")
     with waiting() if seconds else nullcontext():
         while allocation is None:
-            allocation = _wait_in_group(config, seconds, choice, before)
+            allocation = _wait_in_group(config, seconds, choice, before) or allocate(config, choice, before)
     return allocation
 
 
@@ -152,10 +154,12 @@ def _wait_in_group(
 ) -> WorkerAllocation | None:
     """Wait for room in the chosen node group; return None once others are to be requested."""
     labels = choice and choice.labels
-    with _pending_placement_group(config, choice) if seconds else nullcontext():
+    with _pending_placement_group(config, choice) if seconds else nullcontext() as group:
         deadline = time.monotonic() + seconds
         while True:
             if allocation := allocate(config, choice, before):
+                if group:
+                    _wait_until_placed(group)
                 return allocation
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -336,7 +340,7 @@ def _connect_to(address: str) -> None:
 
 
 @contextmanager
-def _pending_placement_group(config: RunConfig, choice: PoolChoice | None) -> Generator[None]:
+def _pending_placement_group(config: RunConfig, choice: PoolChoice | None) -> Generator[PlacementGroup]:
     """Request the workers' resources from Ray: the scaling alarms count the requests that wait in Ray.
 
     A run that gives no number of workers asks for one, because one more node brings all its GPUs. The group holds what
@@ -347,10 +351,22 @@ def _pending_placement_group(config: RunConfig, choice: PoolChoice | None) -> Ge
     bundles = [{"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}] * config.fewest_workers
     group = placement_group(bundles, bundle_label_selector=[labels] * len(bundles) if labels else None)
     try:
-        yield
+        yield group
     finally:
         with suppress(*RAY_ERRORS):
             remove_placement_group(group)
+
+
+def _wait_until_placed(group: PlacementGroup) -> None:
+    """Wait a moment until a group has its places, for which there is room.
+
+    Ray 2.60 keeps the resources of a group for ever if the group is removed between the two steps of its placement,
+    prepare and commit: `GcsPlacementGroupScheduler::CommitAllBundles` returns committed resources alone.
+    """
+    deadline = time.monotonic() + PLACED_SECONDS
+    with suppress(*RAY_ERRORS):
+        while placement_group_table(group).get("state") != "CREATED" and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def alive_nodes() -> list[dict[str, Any]]:

@@ -94,6 +94,18 @@ class Runs:
                 stderr=subprocess.STDOUT,
             )
 
+    def train(self, name: str, script: str, *words: str, flags: tuple[str, ...] = (), status: int = 0) -> None:
+        """Start a run, and wait until it ends with this status."""
+        self.wait(self.start(name, script, *words, flags=flags), name, status)
+
+    def wait(self, run: subprocess.Popen[bytes], name: str, status: int = 0) -> None:
+        """Wait until a run ends with this status; end one that hangs, as the next runs would wait for it."""
+        try:
+            assert run.wait(SECONDS) == status, self.log(name)
+        except subprocess.TimeoutExpired:
+            kill_tree(run.pid)
+            pytest.fail(f"the run has not ended in {SECONDS} s: {self.log(name)}")
+
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text()
 
@@ -118,7 +130,8 @@ def test_runs_of_two_pools_train_side_by_side(runs: Runs, tmp_path: Path) -> Non
         runs.start("first", MEETS, *marks, flags=("--gpu", "A10G")),
         runs.start("second", MEETS, *marks[::-1], flags=("--pool", "h100")),
     ]
-    assert [run.wait(SECONDS) for run in both] == [0, 0], runs.log("first") + runs.log("second")
+    for run, name in zip(both, ("first", "second"), strict=True):
+        runs.wait(run, name)
     assert [runs.nodes(name) for name in ("first", "second")] == [{"node-1"}, {"node-2"}]
     assert runs.pool("second") == {
         "name": "h100",
@@ -133,8 +146,7 @@ def test_runs_of_two_pools_train_side_by_side(runs: Runs, tmp_path: Path) -> Non
 
 def test_run_trains_in_the_next_pool_if_ec2_refuses(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "met").touch()
-    run = runs.start("third", MEETS, *[str(tmp_path / "met")] * 2, flags=("--gpu", "A100,H100"))
-    assert run.wait(SECONDS) == 0, runs.log("third")
+    runs.train("third", MEETS, *[str(tmp_path / "met")] * 2, flags=("--gpu", "A100,H100"))
     assert runs.nodes("third") == {"node-2"}
     assert runs.pool("third")["reason"] == "EC2 has no p5.48xlarge in us-east-1a at the moment"
     assert re.search(r"pool a \(1 x p5\.48xlarge in us-east-1a.*\): first of --gpu A100,H100\n", runs.log("third"))
@@ -144,16 +156,14 @@ def test_run_trains_in_the_next_pool_if_ec2_refuses(runs: Runs, tmp_path: Path) 
 def test_run_on_cpus_trains_in_the_default_pool(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "met").touch()
     flags = ("--device", "cpu", "--num-workers", "1")
-    run = runs.start("cpus", MEETS, *[str(tmp_path / "met")] * 2, flags=flags)
-    assert run.wait(SECONDS) == 0, runs.log("cpus")
+    runs.train("cpus", MEETS, *[str(tmp_path / "met")] * 2, flags=flags)
     assert (runs.nodes("cpus"), runs.pool("cpus")["name"]) == ({"node-1"}, "default")
 
 
 @pytest.mark.parametrize("flags", [(), ("--then-stop",)], ids=["idle", "then stop"])
 def test_failed_run_says_what_stays(runs: Runs, flags: tuple[str, ...]) -> None:
     script = "import sys, time\ntime.sleep(5)\nsys.exit(3)\n"
-    run = runs.start("failed", script, flags=("--pool", "h100", "--max-restarts", "0", *flags))
-    assert run.wait(SECONDS) == 1, runs.log("failed")
+    runs.train("failed", script, flags=("--pool", "h100", "--max-restarts", "0", *flags), status=1)
     stays = "1 x p5.48xlarge is being stopped (--then-stop)"
     if not flags:
         stays = "1 x p5.48xlarge stays idle for some 60 minutes (40.00 USD) unless another run takes it"
@@ -163,7 +173,7 @@ def test_failed_run_says_what_stays(runs: Runs, flags: tuple[str, ...]) -> None:
 
 
 def test_program_uses_both_pools(runs: Runs) -> None:
-    assert runs.start("program", PROGRAM, flags=("--driver",)).wait(SECONDS) == 0, runs.log("program")
+    runs.train("program", PROGRAM, flags=("--driver",))
     assert "on ['h100', 'none']" in runs.log("program")
 
 
@@ -176,7 +186,7 @@ def test_run_that_lost_its_node_goes_to_the_next_pool(cluster: LocalCluster, run
     stack = Path(cluster.environment["RAY_ON_ECS_TEST_STACK"])
     stack.write_text(json.dumps({**STACK, "refused": {"default": no_capacity("g5.xlarge")}}))
     kill_tree(cluster.workers[0].pid)
-    assert run.wait(SECONDS) == 0, runs.log("lost")
+    runs.wait(run, "lost")
     assert runs.nodes("lost") == {"node-2"}
     assert runs.pool("lost")["reason"] == "EC2 has no p5.48xlarge in us-east-1a at the moment"
     assert (runs.pool("lost")["name"], runs.log("lost").count("pool h100 (")) == ("h100", 1)

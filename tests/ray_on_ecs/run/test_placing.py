@@ -40,3 +40,14 @@ def test_workers_wait_only_for_nodes_that_are_there(
     assert waited <= clock.monotonic() - began < waited + 1
     assert {*map(str, asked)} == {str(allocation)}
     assert len(asked) <= 12, "the head is asked every few seconds"
+
+
+def test_waiting_groups_are_given_up_before_placed_ones(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[object] = []
+    removed: list[object] = []
+    monkeypatch.setattr(placing, "placement_group", lambda *given, **more: groups.append(object()) or groups[-1])
+    monkeypatch.setattr(placing, "remove_placement_group", removed.append)
+    places = placing.Placing(WorkerAllocation(3, True, 4, limits=(1, 3)), 60.0)
+    places.poll()
+    places.close()
+    assert (len(groups), removed) == (3, groups[::-1])

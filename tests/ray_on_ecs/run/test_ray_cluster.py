@@ -85,10 +85,12 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A cluster of only a head, without new nodes; returns the requests."""
     made: list[Any] = []
 
-    def request(bundles: list[Any], bundle_label_selector: Any = None) -> None:
+    def request(bundles: list[Any], bundle_label_selector: Any = None) -> object:
         made.append((bundles, bundle_label_selector))
+        return object()
 
     monkeypatch.setattr(ray_cluster, "placement_group", request)
+    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda group: {"state": "CREATED"})
     monkeypatch.setattr(ray_cluster, "remove_placement_group", lambda group: made.append("removed"))
     monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
     monkeypatch.setattr(ray_cluster, "time", Clock())
@@ -171,6 +173,44 @@ def test_request_moves_with_the_choice(requested: list[Any], choice: Any) -> Non
         ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, choice=choice)
     assert requested == [([ON_GPU] * 2, [IN_A] * 2), "removed", ([ON_GPU] * 2, [OF_H100] * 2), "removed"]
     assert str(error.value).endswith("; EC2 has none; tried both")
+
+
+def test_group_with_room_is_not_requested(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: p5)
+    found = ray_cluster.wait_for_workers(RunConfig(), 60, choice=Choice("workers", "h100-workers", at_look=2))
+    assert found.node_labels == OF_H100
+    assert requested == [([ON_GPU], [IN_A]), "removed"]
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds"),
+    [
+        (["PENDING", "PENDING", "PREPARED", "CREATED"], 0.15),
+        (["CREATED"], 0.0),
+        ([None], 2.0),
+        (["PENDING"], 2.0),
+        (["RESCHEDULING", "CREATED"], 0.05),
+    ],
+    ids=str,
+)
+def test_group_keeps_its_request_until_ray_has_placed_it(
+    requested: list[Any], monkeypatch: pytest.MonkeyPatch, states: list[Any], seconds: float
+) -> None:
+    def table(group: Any) -> Any:
+        assert requested == [([ON_GPU], None)], "it is removed while Ray places it"
+        return {"state": states[0] if len(states) == 1 else states.pop(0)}
+
+    joins = ray_cluster.time.monotonic() + ray_cluster.POLL_SECONDS
+
+    def alive() -> list[Any]:
+        return nodes(G5_XLARGE if ray_cluster.time.monotonic() >= joins else HEAD)
+
+    monkeypatch.setattr(ray_cluster, "alive_nodes", alive)
+    monkeypatch.setattr(ray_cluster, "placement_group_table", table)
+    assert ray_cluster.wait_for_workers(RunConfig(), 60).num_workers == 1
+    assert ray_cluster.time.monotonic() - joins == pytest.approx(seconds, abs=0.06)
+    assert requested[-1] == "removed"
 
 
 class Reserved(Choice):
