@@ -10,7 +10,7 @@ HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HE
 DASHBOARD_PORT = 8265
 DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"  # on the head itself
 
-# Jupyter, on the head or on a worker: a port that a node's servers don't use (docs/image.md).
+# Jupyter, on the head or on a worker: a port that a node's servers don't use (docs/design/nodes.md).
 NOTEBOOK_PORT = 8888
 
 # Prefix of the runs in the stack's bucket.

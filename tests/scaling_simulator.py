@@ -3,7 +3,7 @@
 The head is the real one (ray_on_ecs/node/scaling.py), with clients of tests/scaling_api.py. `Simulator` has one kind of
 worker and its own head; `Stack` has several with one head or two. AWS's documents leave open
 if ECS's managed scaling counts instances that are starting: `counts_pending`. `python -m tests.scaling_simulator`
-prints the table of docs/design/aws.md.
+prints the table of docs/design/scaling.md.
 """
 
 from __future__ import annotations

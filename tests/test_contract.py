@@ -129,7 +129,7 @@ def test_gpus_have_the_names_of_ec2() -> None:
 
 
 def test_every_port_is_documented() -> None:
-    document = (ROOT / "docs" / "image.md").read_text()
+    document = (ROOT / "docs" / "design" / "nodes.md").read_text()
     rows = re.findall(r"^\| (\d{4,5})(?: to (\d+))? \| (head|both) \|", document, flags=re.MULTILINE)
     assert {int(port) for row in rows for port in row[:2] if port} == {*ports.HEAD.values(), *ports.NODE.values()}
 

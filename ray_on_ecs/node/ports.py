@@ -1,4 +1,4 @@
-"""IP address and fixed ports of a node, which docs/image.md lists, and free ports for a head on this machine."""
+"""IP address and fixed ports of a node, which docs/design/nodes.md lists, and free ports for a head on this machine."""
 
 import secrets
 import socket

@@ -224,7 +224,7 @@ ERRORS = {
     "TaskStoppedBeforePullBeginError": Meaning("the task was stopped before its image was pulled"),
 }
 
-# The image's own ones (docs/image.md), then those of Docker, the shell and signals.
+# The image's own ones (docs/design/nodes.md), then those of Docker, the shell and signals.
 EXIT_CODES = {
     NodeError.exit_status: Meaning("Ray ended", LOG),
     StartError.exit_status: Meaning(

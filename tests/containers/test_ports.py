@@ -1,4 +1,4 @@
-"""Nodes listen only on the ports in docs/image.md, and other networks reach none of them."""
+"""Nodes listen only on the ports in docs/design/nodes.md, and other networks reach none of them."""
 
 import re
 import secrets
@@ -8,7 +8,7 @@ from functools import partial
 from ray_on_ecs.node import ports
 from tests.containers.cluster import ROOT, Cluster
 
-DOCUMENT = (ROOT / "docs" / "image.md").read_text()
+DOCUMENT = (ROOT / "docs" / "design" / "nodes.md").read_text()
 # The first port that the kernel assigns; the nodes are idle here, so these ports must be closed.
 FROM_THE_KERNEL = "32768"
 # Scans all IPv4 ports of a node from another container.
@@ -61,9 +61,9 @@ def test_nodes_listen_only_on_documented_ports(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         head, worker = pool.map(partial(listening, cluster), (cluster.head, cluster.workers[0]))
     assert {ports.GCS, ports.DASHBOARD} <= head, "the scan works"
-    assert head <= documented("head"), f"not in docs/image.md: {head - documented('head')}"
+    assert head <= documented("head"), f"not in docs/design/nodes.md: {head - documented('head')}"
     assert ports.AGENT in worker
-    assert worker <= documented("worker"), f"not in docs/image.md: {worker - documented('worker')}"
+    assert worker <= documented("worker"), f"not in docs/design/nodes.md: {worker - documented('worker')}"
 
 
 def test_other_networks_reach_no_port(cluster: Cluster) -> None:
