@@ -34,7 +34,7 @@ import os, pathlib, signal, sys, time
 end = pathlib.Path(os.environ["ENDS"], sys.argv[1].rpartition("/")[2])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 os.write(1, "begins \\N{EURO SIGN}".encode()[:-1])
-while not end.exists():
+while not (end.exists() and end.read_text()):
     time.sleep(0.02)
 os.write(1, "\\N{EURO SIGN}".encode()[-1:] + b"\\nends\\n")
 sys.exit(int(end.read_text()))

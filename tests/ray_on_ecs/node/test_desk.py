@@ -38,10 +38,11 @@ folder.mkdir(parents=True, exist_ok=True)
 with (folder / "starts").open("a") as file:
     file.write(f"{os.getpid()}\\n")
 print("begins", flush=True)
-while not (folder / "end").exists():
+end = folder / "end"
+while not (end.exists() and end.read_text()):
     time.sleep(0.02)
 print("ends", flush=True)
-sys.exit(int((folder / "end").read_text()))
+sys.exit(int(end.read_text()))
 """
 JANE = "AROAEXAMPLE:jane@example.com"
 
