@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchvision.datasets import FashionMNIST
 
-from training.image_classifier import CACHE, FILES
+from ray_on_ecs.recipes.images import CACHE, FILES
 
 TRAIN_IMAGES, TEST_IMAGES = 12_000, 2_000
 MIN_WEIGHT = 0.6

@@ -1,9 +1,10 @@
-"""The ranks of a training: their process group, their devices, and sums over all of them."""
+"""The ranks of a training: their process group, devices and CPUs, and sums and means over all of them."""
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -61,3 +62,53 @@ def choice_of_rank_0(value: Any) -> Any:
 def largest_world_size() -> int:
     """Return the number of ranks that the run may have: of `--num-workers 1:4`, four."""
     return int(os.environ.get("MAX_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Return the CPUs that this process may use: those of its affinity, or the limit of its container if that is less.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    """
+    cpus = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    folder = root / "sys/fs/cgroup"
+    for files in ([folder / "cpu.max"], [folder / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period")]):
+        try:
+            quota, period = " ".join(file.read_text() for file in files).split()
+            cpus = min(cpus, int(quota) / int(period)) if int(quota) > 0 else cpus
+        except (OSError, ValueError):  # no such file, or "max": not limited
+            continue
+    return max(1, int(cpus))
+
+
+class EpochMeans:
+    """Means over an epoch's samples on all ranks, such as of the loss; a checkpoint has the sums of all ranks.
+
+    Args:
+        device: The device of the added tensors; nothing waits for it before the end of the epoch.
+        names: Names of the added values.
+    """
+
+    def __init__(self, device: torch.device, *names: str) -> None:
+        self._names = names
+        self._sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)
+
+    def add(self, samples: int, **means: Tensor) -> None:
+        """Add a batch of this rank: its number of samples, and each value's mean over them."""
+        for index, name in enumerate(self._names):
+            self._sums[index] += means[name].detach() * samples
+        self._sums[-1] += samples
+
+    def end(self, prefix: str = "") -> dict[str, float]:
+        """Return the means over all ranks, their names with a prefix, and begin anew."""
+        *sums, samples = sum_over_ranks(self._sums).tolist()
+        self._sums.zero_()
+        return {f"{prefix}{name}": each / samples for name, each in zip(self._names, sums, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums over all ranks, which all have to call this."""
+        return {"sums": sum_over_ranks(self._sums).tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from sums, on any number of ranks."""
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._sums.copy_(self._sums.new_tensor(state["sums"]) / world_size)

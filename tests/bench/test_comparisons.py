@@ -14,7 +14,7 @@ from tests.lazy import Lazy
 
 checkpointer, gpu, images = Lazy("bench.checkpointer"), Lazy("bench.gpu"), Lazy("bench.images")
 preprocess, report, time_to_accuracy = Lazy("bench.preprocess"), Lazy("bench.report"), Lazy("bench.time_to_accuracy")
-image_classifier = Lazy("training.image_classifier")
+recipe_images = Lazy("ray_on_ecs.recipes.images")
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def test_throughput_skips_the_first_epoch() -> None:
 
 def test_the_images_are_made_of_a_few(tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
-    for name in image_classifier.FILES:
+    for name in recipe_images.FILES:
         is_train, dimensions = name.startswith("train"), 3 if "images" in name else 1
         shape = (20, 28, 28)[:dimensions]
         content = bytes([0, 0, 8, dimensions]) + struct.pack(f">{dimensions}I", *shape)
@@ -60,7 +60,7 @@ def test_the_images_are_made_of_a_few(tmp_path: Path) -> None:
         content += bytes(number % 10 * (1 if dimensions == 1 else 20) for number in range(20) for _ in range(size))
         (source / (f"{name}.gz" if is_train else name)).write_bytes(gzip.compress(content) if is_train else content)
     images.write(source, tmp_path, 200, 50)
-    data = image_classifier.fashion_mnist(tmp_path, download=False)
+    data = recipe_images.fashion_mnist(tmp_path)
     assert data.train[0].shape == (200, 1, 28, 28)
     assert data.train[1].bincount().tolist() == [20] * 10
     assert data.test[1].bincount().tolist() == [5] * 10

@@ -68,7 +68,7 @@ def test_cloudwatch_has_every_step_and_the_metrics(run_folder: Path, cloudwatch_
 def test_weights_load_into_the_plain_model(run_folder: Path) -> None:
     from safetensors.torch import load_file  # they import torch, which takes seconds
 
-    from training.image_classifier import build_model
+    from ray_on_ecs.recipes.image_models import build_model
 
     for name in ("model.safetensors", "best.safetensors"):
         build_model("resnet18", 1, 10).load_state_dict(load_file(run_folder / name))
