@@ -1,4 +1,4 @@
-"""Storage path, workers and run folder of a Ray program, under `ray-on-ecs run` as well as by `python`."""
+"""Options, workers and folder of a program on Ray Train, under `ray-on-ecs run` as well as by `python`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs.recipes.options import fail
+from ray_on_ecs.recipes.options import Options, fail, whole
+
+
+def add_options(parser: Options) -> Options:
+    """Add BUCKET, --name, --num-workers and --use-gpu; under `ray-on-ecs run` the first two are the run's."""
+    add = parser.add_argument
+    add("storage", nargs="?", type=storage_path, metavar="BUCKET", help="without a run: bucket, s3://… or ./folder")
+    add("--name", type=run_name, help="name of the folder in BUCKET; with the same one the training resumes")
+    add("--num-workers", type=whole(), metavar="N", help="by default one for each GPU, or two on CPUs")
+    add("--use-gpu", action=argparse.BooleanOptionalAction, help="by default if the cluster has GPUs")
+    return parser
 
 
 def storage_path(text: str) -> str:
@@ -60,10 +70,14 @@ def choose_workers(num_workers: int | None = None, *, use_gpu: bool | None = Non
     return {"num_workers": number, "use_gpu": use_gpu}
 
 
-def run_folder(result: Any) -> tuple[Any, str]:
-    """Return the file system of pyarrow and the path of the run's folder: without a run, that of Ray's result."""
-    from pyarrow.fs import FileSystem
+def export(result: Any, checkpoint: Any, name: str) -> None:
+    """Copy `model.safetensors` of a checkpoint of Ray Train under this name into the folder of the run.
 
-    if uri := os.environ.get("RUN_URI"):
-        return FileSystem.from_uri(uri)
-    return result.filesystem, result.path
+    Without a run it is the folder of the result, in the storage path.
+    """
+    from pyarrow.fs import FileSystem, copy_files
+
+    uri = os.environ.get("RUN_URI")
+    filesystem, folder = FileSystem.from_uri(uri) if uri else (result.filesystem, result.path)
+    copy_files(f"{checkpoint.path}/model.safetensors", f"{folder}/{name}", checkpoint.filesystem, filesystem)
+    print(f"{name}: the weights of {checkpoint.path}", flush=True)
