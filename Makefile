@@ -1,4 +1,6 @@
 # make train   train on this machine          make test    run the tests
+# make train JOB=image_classifier.py RUN="--run-name first" ARGS="--epochs 1"
+#              another recipe, flags of ray-on-ecs run, and options of the recipe
 # make check   lint, types, layers            make lock    update the lock files
 # make audit   search the code for unsafe calls, and the locked packages for known vulnerabilities
 # make image   build the image                make image-size    show its layers and their sizes
@@ -16,6 +18,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOB ?= ray_train_ddp.py
+RUN ?=
+FEW_EPOCHS = $(if $(filter image_classifier.py ray_train_ddp.py,$(JOB)),--epochs 3)
 N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
@@ -33,7 +38,7 @@ help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 train: $(VENV)/.train
-	$(BIN)/ray-on-ecs run --local --num-workers 2 --working-dir training image_classifier.py --epochs 3 $(ARGS)
+	$(BIN)/ray-on-ecs run --local $(RUN) --working-dir training $(JOB) $(FEW_EPOCHS) $(ARGS)
 
 # Where it is set, as in many containers, each of the tests' processes would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
