@@ -52,11 +52,11 @@ def run_name(text: str) -> str:
     return text
 
 
-def choose_workers(num_workers: int | None = None, *, use_gpu: bool | None = None) -> dict[str, Any]:
+def choose_workers(num_workers: int | None = None, *, use_gpu: bool | None = None, on_cpus: int = 2) -> dict[str, Any]:
     """Return `num_workers` and `use_gpu` of Ray Train's ScalingConfig; Ray has to be initialized.
 
     By default a worker for each GPU: on a stack as many as a script would get, which start for the program, elsewhere
-    those that the cluster has. Without GPUs two workers, or one on a single CPU.
+    those that the cluster has. Without GPUs `on_cpus` workers, or as many as there are CPUs.
     """
     import ray
 
@@ -64,7 +64,7 @@ def choose_workers(num_workers: int | None = None, *, use_gpu: bool | None = Non
     cpus, gpus = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
     gpus = int(os.environ.get("STACK_GPUS", "0")) or gpus
     use_gpu = gpus > 0 if use_gpu is None else use_gpu
-    number = num_workers or (gpus if use_gpu else min(2, cpus))
+    number = num_workers or (gpus if use_gpu else min(on_cpus, cpus))
     if not number or not (use_gpu or cpus):
         fail("the cluster has no workers at the moment; --num-workers N --use-gpu waits for them", status=1)
     return {"num_workers": number, "use_gpu": use_gpu}
