@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
+from socketserver import StreamRequestHandler
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ SHARES = 8
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Of the tests' servers, such as moto: the second part of an answer would wait 40 ms for the client's acknowledgement.
+StreamRequestHandler.disable_nagle_algorithm = True
 # Signals that a shell ignores in its background jobs, and nohup. A handler that does nothing ignores them here, and the
 # processes that tests start, which would inherit the shell's choice, end by them.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):

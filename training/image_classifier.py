@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
         "--batch-size", type=whole(), help="images of a micro-batch (on GPUs 512, or 128 photographs; on CPUs 64 or 32)"
     )
     add("--max-workers", type=whole(), help="micro-batches of a step, which the workers share (default: the workers)")
-    add("--lr", type=number(above=0), help="peak learning rate for 256 images a step (3e-3, or 5e-4 with --weights)")
+    add("--lr", type=number(above=0), help="peak learning rate for 256 images a step (3e-3, or 1e-3 with --weights)")
     add("--weight-decay", type=number(), default=0.05, help="of all weights but biases and norms (%(default)s)")
     add("--image-size", type=whole(), default=224, help="side of a folder's photographs, in pixels (%(default)s)")
     add("--flip", action=argparse.BooleanOptionalAction, help="flip half of the training images (of digits: no)")
@@ -190,7 +190,7 @@ def resolve_defaults(args: argparse.Namespace, data: Images, ranks: Ranks) -> No
         fail(f"argument --batch-size: {args.batch_size} on each of {args.max_workers} workers is more than the {total} "
              f"training images; use {total // args.max_workers} or less, or fewer workers")  # fmt: skip
     args.epochs = args.epochs or max(4, math.ceil((200 if is_pretrained else 400) / steps))
-    args.lr = args.lr or (5e-4 if is_pretrained else 3e-3)
+    args.lr = args.lr or (1e-3 if is_pretrained else 3e-3)
     args.flip = data.can_flip if args.flip is None else args.flip
     if args.precision == "auto":
         args.precision = "bf16" if is_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
