@@ -164,7 +164,7 @@ def main() -> None:
             execution_options=ExecutionOptions(label_selector={NODE_GROUP: CPU_WORKERS} if cpu_workers else None)
         ),
         scaling_config=ScalingConfig(  # without GPUs one worker, since the other CPUs prepare the images
-            **choose_workers(args.num_workers, use_gpu=args.use_gpu, on_cpus=1),
+            **choose_workers(ray.cluster_resources(), args.num_workers, args.use_gpu, on_cpus=1),
             label_selector={NODE_GROUP: f"!{CPU_WORKERS}"} if cpu_workers else None,
         ),
         run_config=RunConfig(

@@ -146,7 +146,7 @@ def main() -> None:
     data = load_data(args.data)  # here, too, since a mistake shall end the program before it starts workers
     args.data = data.name if args.data == "auto" else args.data
     ray.init()
-    scaling = ray.train.ScalingConfig(**choose_workers(args.num_workers, use_gpu=args.use_gpu))
+    scaling = ray.train.ScalingConfig(**choose_workers(ray.cluster_resources(), args.num_workers, args.use_gpu))
     keep = ray.train.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="accuracy")  # the best, and the last
     retry = ray.train.FailureConfig(max_failures=3)
     run = ray.train.RunConfig(args.name, args.storage, checkpoint_config=keep, failure_config=retry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,14 @@ def run_name(text: str) -> str:
     return text
 
 
-def choose_workers(num_workers: int | None = None, *, use_gpu: bool | None = None, on_cpus: int = 2) -> dict[str, Any]:
-    """Return `num_workers` and `use_gpu` of Ray Train's ScalingConfig; Ray has to be initialized.
+def choose_workers(
+    resources: Mapping[str, float], num_workers: int | None, use_gpu: bool | None, *, on_cpus: int = 2
+) -> dict[str, Any]:
+    """Return `num_workers` and `use_gpu` of Ray Train's ScalingConfig, for `ray.cluster_resources()`.
 
     By default a worker for each GPU: on a stack as many as a script would get, which start for the program, elsewhere
     those that the cluster has. Without GPUs `on_cpus` workers, or as many as there are CPUs.
     """
-    import ray
-
-    resources = ray.cluster_resources()
     cpus, gpus = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
     gpus = int(os.environ.get("STACK_GPUS", "0")) or gpus
     use_gpu = gpus > 0 if use_gpu is None else use_gpu

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from pyarrow.fs import LocalFileSystem
 
 from ray_on_ecs.recipes import ray_programs
 from ray_on_ecs.recipes.options import Options
+
+DEFAULTS: dict[str, Any] = {"num_workers": None, "use_gpu": None}
 
 
 @pytest.fixture
@@ -78,19 +79,15 @@ def test_workers_follow_the_gpus(
     chosen: tuple[int, bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", lambda: cluster)
     monkeypatch.setenv("STACK_GPUS", stack or "0")
-    found = ray_programs.choose_workers(**given)
+    found = ray_programs.choose_workers(cluster, **DEFAULTS | given)
     assert (found["num_workers"], found["use_gpu"]) == chosen
 
 
 @pytest.mark.parametrize("given", [{}, {"num_workers": 2}, {"use_gpu": True}])
-def test_cluster_without_workers_may_get_some(
-    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", dict)
+def test_cluster_without_workers_may_get_some(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        ray_programs.choose_workers(**given)
+        ray_programs.choose_workers({}, **DEFAULTS | given)
     assert end.value.code == 1, "the runner starts the program again"
     assert "--num-workers N --use-gpu waits for them" in capsys.readouterr().err
 
