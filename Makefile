@@ -103,12 +103,13 @@ drills: $(VENV)/.test
 test-containers: image $(VENV)/.test
 	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)
 
-# What training runs on is installed from the lock that the image is built from.
+# What training runs on is installed from the lock that the image is built from. Python compiles its modules as they are
+# imported, in ten seconds of the first training; all of them would take thirty.
 $(VENV)/.train: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d is not supported; use 3.11 to 3.14, as in make PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
-	$(BIN)/$(PIP) --require-hashes --requirement $(LOCK)
+	$(BIN)/$(PIP) --no-compile --require-hashes --requirement $(LOCK)
 	$(BIN)/$(PIP) --no-deps --editable .
 	@touch $@
 

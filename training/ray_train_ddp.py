@@ -45,7 +45,7 @@ def train(config: dict[str, Any]) -> None:
     # ---- Data: every worker has all the images, and Ray Train gives its loader a share of them
     data = load_data(config["data"])
     [mean], [std] = data.mean, data.std  # of the one channel
-    batch_size = config["batch_size"] or min(128, max(2, len(data) // (12 * world_size)))  # at least 12 steps an epoch
+    batch_size = config["batch_size"] or min(128, max(2, len(data) // (20 * world_size)))  # at least 20 steps an epoch
     train_loader = prepare_data_loader(DataLoader(TensorDataset(*data.train), batch_size, shuffle=True))
     # A DistributedSampler would test some images twice, to make the shares equal.
     share = Subset(TensorDataset(*data.test), range(rank, len(data.test[1]), world_size))
