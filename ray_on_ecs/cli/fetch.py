@@ -26,7 +26,7 @@ FOLDER = "runs"
 # The manifest of a script's files, and the folders that hold them.
 OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
 # Files that runs keep for themselves: the lock, and parts of files.
-INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check*", ".snapshot/*", "*.part")
+INTERNAL = (layout.LOCK, ".write-check*", ".snapshot/*", "*.part")
 NAMES_SHOWN = 8
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 ATTENTION = "ray_on_ecs_documents"
-# What it has no counterpart for; transformers passes them to the models that need them.
+# Options that it lacks; transformers passes them to the models that need them.
 REFUSED = ("softcap", "s_aux", "position_bias")
 
 

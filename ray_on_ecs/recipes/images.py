@@ -33,7 +33,7 @@ def load_images(source: str, size: int = 224) -> Images:
         size: Side of a folder's photographs, in pixels.
     """
     if source == "auto":
-        source = choice_of_rank_0(_saved_choice() or fashion_mnist_or_digits() if _is_rank_0() else None)
+        source = choice_of_rank_0(lambda: _saved_choice() or fashion_mnist_or_digits())
     try:
         if source == "digits":
             return digits()
@@ -83,10 +83,6 @@ def digits() -> ImagesInMemory:
     data = ImagesInMemory("digits", list("0123456789"), (images[train], labels[train]), (images[test], labels[test]))
     data.can_flip = False
     return data
-
-
-def _is_rank_0() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _saved_choice() -> str | None:

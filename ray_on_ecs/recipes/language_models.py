@@ -113,7 +113,7 @@ def load_model(
     """
     build = partial(build_model, files, lora=lora, dtype=files.config.dtype if lora and bf16 else torch.float32)
     whole = build() if ranks.rank == 0 or not shard else None
-    is_plain, fault = choice_of_rank_0((has_plain_logits(whole), _attention_fault(whole)) if ranks.rank == 0 else None)
+    is_plain, fault = choice_of_rank_0(lambda: (has_plain_logits(whole), _attention_fault(whole)))
     if not is_plain and ranks.rank == 0:
         print("warning: this model changes its logits: those of a whole micro-batch are in memory at once", flush=True)
     can_attend = attention == "auto" and bf16 and _gpus_attend(files, ranks, fault)

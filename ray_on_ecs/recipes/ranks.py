@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,11 +52,12 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return total
 
 
-def choice_of_rank_0(value: Any) -> Any:
-    """Return the value of rank 0 on all ranks; the values of the others don't count."""
-    chosen = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(chosen)
+def choice_of_rank_0(choose: Callable[[], Any]) -> Any:
+    """Return the result of a function on all ranks; rank 0 alone calls it."""
+    if not dist.is_initialized():
+        return choose()
+    chosen = [choose() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(chosen)
     return chosen[0]
 
 
@@ -99,7 +101,7 @@ class EpochMeans:
         self._sums[-1] += samples
 
     def end(self, prefix: str = "") -> dict[str, float]:
-        """Return the means over all ranks, their names with a prefix, and begin anew."""
+        """Return the means over all ranks by their names with a prefix, and reset the sums."""
         *sums, samples = sum_over_ranks(self._sums).tolist()
         self._sums.zero_()
         return {f"{prefix}{name}": each / samples for name, each in zip(self._names, sums, strict=True)}

@@ -19,7 +19,7 @@ from uuid import uuid4
 PIECE_BYTES = 16 * 2**20
 # The file of a folder of results, and its text, that keeps git from taking checkpoints.
 IGNORED = (".gitignore", "*\n")
-PART = re.compile(r"\.[0-9a-f]{32}\.part")  # the name of `part_of`
+PART = re.compile(r"\.[0-9a-f]{32}\.part")
 # A disk can't have such a path, or has something else there.
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -163,11 +163,16 @@ class Disk:
 
 
 def part_of(path: Path) -> Path:
-    """Return the name of a file while it is written; listings leave it out.
+    """Return the path of a file while it is written; listings leave it out.
 
     It is random: a user's files may be a.pt and a.pt.part, and a name may be as long as the disk allows.
     """
     return path.with_name(f".{uuid4().hex}.part")
+
+
+def is_part(name: str) -> bool:
+    """Return True if `part_of` makes such names."""
+    return bool(PART.fullmatch(name))
 
 
 def make_ignored(folder: Path) -> None:
@@ -194,7 +199,7 @@ def _entries(
         return
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:
-            if PART.fullmatch(entry.name):
+            if is_part(entry.name):
                 continue
             yield f"{prefix}{entry.name}", entry
             if recursive and entry.is_dir():

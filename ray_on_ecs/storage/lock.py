@@ -27,7 +27,7 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import place
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.disk import Disk
+from ray_on_ecs.storage.disk import Disk, is_part
 from ray_on_ecs.storage.run_storage import RunStorage
 
 # Three refreshes may fail before another command takes the lock over, which waits for a minute.
@@ -156,14 +156,14 @@ class RunLock:
         return _Version(version, _parsed(content))
 
     def _delete(self) -> None:
-        """Delete the lock, and on a disk the temporary files of commands that were killed during a write."""
+        """Delete the lock, and on a disk the parts of files that killed commands were writing."""
         if isinstance(self._store, Disk):
             path = Path(self._path)
             now = path.stat().st_mtime
-            for temporary in path.parent.glob(f"{path.name}.*"):
+            for file in path.parent.iterdir():
                 with suppress(FileNotFoundError):
-                    if now - temporary.stat().st_mtime > STALE_SECONDS:
-                        temporary.unlink()
+                    if is_part(file.name) and now - file.stat().st_mtime > STALE_SECONDS:
+                        file.unlink()
         self._store.delete(self._path)
         if isinstance(self._store, Disk):
             with suppress(OSError):  # the folder is not empty

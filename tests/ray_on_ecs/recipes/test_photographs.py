@@ -52,7 +52,7 @@ def test_crops_depend_on_the_seed(tmp_path: Path) -> None:
         for number in range(4):
             Image.fromarray(pixels.numpy()).save(tmp_path / part / "noise" / f"{number}.png")
     first = train(tmp_path)
-    assert len({tuple(image.flatten().tolist()) for image in first}) == 4, "each has a crop of its own"
+    assert len({tuple(image.flatten().tolist()) for image in first}) == 4, "each has another crop"
     assert torch.equal(first, train(tmp_path))
     assert not torch.equal(first, train(tmp_path, seed=1))
 

@@ -16,6 +16,7 @@ import pytest
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.private_folder import place
 from ray_on_ecs.storage import lock
+from ray_on_ecs.storage.disk import part_of
 from ray_on_ecs.storage.lock import RunLock
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET
@@ -308,10 +309,20 @@ def test_a_rename_that_reports_an_error_ends_nothing(tmp_path: Path, monkeypatch
 def test_files_of_killed_commands_go_with_the_lock(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "mine")
     with RunLock(storage):
-        for name in ("run.lock.old", "run.lock.new"):
-            storage.write(name, "")
-        os.utime(storage.path("run.lock.old"), (1, 1))
-    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"]
+        old, new = (part_of(Path(storage.path("run.lock"))) for _ in range(2))
+        for part in (old, new):
+            part.touch()
+        os.utime(old, (1, 1))
+    assert list((tmp_path / "mine").iterdir()) == [new]
+
+
+def test_folder_goes_with_the_part_of_a_killed_command(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "mine")
+    with RunLock(storage):
+        part = part_of(Path(storage.path("metrics.jsonl")))
+        part.touch()
+        os.utime(part, (1, 1))
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
