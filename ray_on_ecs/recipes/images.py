@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torchvision.datasets import FashionMNIST
 
 from ray_on_ecs.checkpoint.index import CheckpointIndex
 from ray_on_ecs.checkpoint.location import open_folder
+from ray_on_ecs.recipes.cache import CACHE
 from ray_on_ecs.recipes.image_batches import Images, ImagesInMemory
 from ray_on_ecs.recipes.options import fail
 from ray_on_ecs.recipes.photographs import ImageFolders
@@ -20,7 +20,6 @@ from ray_on_ecs.recipes.ranks import choice_of_rank_0
 from ray_on_ecs.storage.filesystem import fetch
 
 BUILT_IN = ("auto", "fashion-mnist", "digits")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ray-on-ecs"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SIDE = 28  # of small images, in pixels
 

@@ -67,15 +67,16 @@ def _within(text: str, value: float, least: float, most: float) -> float:
     return value
 
 
-def source(*built_in: str) -> Callable[[str], str]:
-    """Return a type for one of these names, an existing folder, or s3://bucket/prefix."""
+def source(*built_in: str, or_file: bool = False) -> Callable[[str], str]:
+    """Return a type for one of these names, an existing folder, or file with `or_file`, or s3://bucket/prefix."""
 
     def convert(text: str) -> str:
         if text in built_in or "://" in text:
             return text
-        if not Path(text).expanduser().is_dir():
-            names = f"{', '.join(built_in)}, " if built_in else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is not {names}a folder, or s3://bucket/prefix")
-        return str(Path(text).expanduser())
+        path = Path(text).expanduser()
+        if not path.is_dir() and not (or_file and path.is_file()):
+            names = ", ".join([*built_in, "a folder", *(["a file"] if or_file else []), "or s3://bucket/prefix"])
+            raise argparse.ArgumentTypeError(f"{text!r} is not {names}")
+        return str(path)
 
     return convert

@@ -18,6 +18,7 @@ from ray_on_ecs.recipes import options
         (options.number(above=0), "0.5", 0.5),
         (options.source("digits"), "digits", "digits"),
         (options.source(), "s3://bucket/prefix", "s3://bucket/prefix"),
+        (options.source(or_file=True), __file__, __file__),
     ],
 )
 def test_values_are_converted(convert: options.Callable[[str], object], text: str, value: object) -> None:
@@ -35,6 +36,8 @@ def test_values_are_converted(convert: options.Callable[[str], object], text: st
         (options.number(above=0), "0", "0 must be more than 0"),
         (options.number(0, 1), "1.5", "1.5 must be at most 1"),
         (options.source("digits"), "nowhere", "'nowhere' is not digits, a folder, or s3://bucket/prefix"),
+        (options.source(), __file__, "py' is not a folder, or s3://bucket/prefix"),
+        (options.source("python", or_file=True), "nowhere", "is not python, a folder, a file, or s3://bucket/prefix"),
     ],
 )
 def test_a_wrong_value_names_the_rule(convert: options.Callable[[str], object], text: str, line: str) -> None:
