@@ -120,7 +120,7 @@ def on(device: torch.device, samples: int, epochs: int) -> Comparison:
 def _train(device: torch.device, images: Dataset[Any], epochs: int) -> list[float]:
     """Return the seconds of the epochs after the first."""
     torch.manual_seed(0)
-    model = build_model().to(device)
+    model = build_model(1, 10).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(images, BATCH_SIZE, shuffle=True)
     seconds = []
@@ -138,7 +138,7 @@ def _train(device: torch.device, images: Dataset[Any], epochs: int) -> list[floa
 
 def _flops(device: torch.device) -> float:
     """Count the floating point operations of one image, forward and backward."""
-    model = build_model().to(device)
+    model = build_model(1, 10).to(device)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 1, 28, 28, device=device)).sum().backward()
     return counter.get_total_flops() / 2

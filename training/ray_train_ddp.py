@@ -25,62 +25,67 @@ import ray.train
 import torch
 import torch.distributed as dist
 from ray.train.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 from torchvision.models import resnet18
 
-from ray_on_ecs.recipes.image_batches import ImagesInMemory
-from ray_on_ecs.recipes.images import BUILT_IN, load_images
-from ray_on_ecs.recipes.options import Options, fail, number, source, whole
-from ray_on_ecs.recipes.ray_programs import add_options, choose_workers, export
+from ray_on_ecs.recipes.images import BUILT_IN, ImagesInMemory, load_images_in_memory
+from ray_on_ecs.recipes.options import Options, number, source, whole
+from ray_on_ecs.recipes.ranks import usable_cpus
+from ray_on_ecs.recipes.ray_programs import add_options, choose_workers, export, for_workers
+
+BEST = "test_accuracy"  # the metric of the best weights; the greater, the better
 
 
 def train(config: dict[str, Any]) -> None:
     """Train on one worker: Ray Train calls it on each of them, and again on all after a failure."""
     context, device = ray.train.get_context(), get_device()
     rank, world_size = context.get_world_rank(), context.get_world_size()
+    if device.type == "cpu":  # Ray gives each worker one thread
+        torch.set_num_threads(max(1, usable_cpus() // context.get_local_world_size()))
 
-    # ---- Data: every worker has all the images, and Ray Train gives its loader a share of them
-    data = load_data(config["data"])
-    [mean], [std] = data.mean, data.std  # of the one channel
-    batch_size = config["batch_size"] or min(128, max(2, len(data) // (20 * world_size)))  # at least 20 steps an epoch
-    train_loader = prepare_data_loader(DataLoader(TensorDataset(*data.train), batch_size, shuffle=True))
+    # ---- Data: every worker has all the images, and its samplers choose a share of them
+    checkpoint = ray.train.get_checkpoint()
+    saved = checkpoint.get_metadata() if checkpoint else {}
+    data = load_data(saved["data"] if saved and config["auto"] else config["data"])
+    if saved and saved["data"] != data.name:
+        raise ValueError(f"the run has trained on {saved['data']} so far; --data gives {data.name}")
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (data.mean, data.std))
+    sampler = DistributedSampler(TensorDataset(*data.train), world_size, rank, seed=config["seed"])
+    default = max(8, min(128, len(sampler) // 20))  # at least 20 steps in an epoch, unless the data set is very small
+    batch_size = min(config["batch_size"] or default, len(sampler))
+    # The last batch of a share is dropped if it is smaller: batch norm refuses a single image.
+    train_loader = prepare_data_loader(DataLoader(sampler.dataset, batch_size, sampler=sampler, drop_last=True))
     # A DistributedSampler would test some images twice, to make the shares equal.
     share = Subset(TensorDataset(*data.test), range(rank, len(data.test[1]), world_size))
-    test_loader = prepare_data_loader(DataLoader(share, batch_size), add_dist_sampler=False)
+    test_loader = prepare_data_loader(DataLoader(share, 128), add_dist_sampler=False)
 
     # ---- Model and optimizer, from the last checkpoint if there is one
     torch.manual_seed(config["seed"])  # the same weights on all workers
-    network = build_model()
-    model = prepare_model(network)  # on the device, and wrapped in DDP
-    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    first_epoch = 0
-    if checkpoint := ray.train.get_checkpoint():
+    network = build_model(data.shape[0], len(data.classes))
+    model = prepare_model(network, parallel_strategy_kwargs={"broadcast_buffers": False})  # on the device, and in DDP
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], fused=True)
+    if checkpoint:
         with checkpoint.as_directory() as folder:
-            network.load_state_dict(load_file(f"{folder}/model.safetensors"))
-            state = torch.load(f"{folder}/state.pt", device, weights_only=True)
-        if state["data"] != config["data"]:
-            raise ValueError(f"the run has trained on {state['data']} so far; add --data {state['data']}")
-        optimizer.load_state_dict(state["optimizer"])
-        first_epoch = state["epoch"] + 1
+            load_model(network, f"{folder}/model.safetensors")
+            optimizer.load_state_dict(torch.load(f"{folder}/optimizer.pt", "cpu", weights_only=True))
+        optimizer.param_groups[0]["lr"] = config["lr"]  # not that of the checkpoint
 
-    for epoch in range(first_epoch, config["epochs"]):
+    for epoch in range(saved["epoch"] + 1 if saved else 0, config["epochs"]):
         # ---- Training
         started = time.perf_counter()
-        torch.manual_seed(epoch)  # the order of the images, if there is one worker
-        if isinstance(train_loader.sampler, DistributedSampler):
-            train_loader.sampler.set_epoch(epoch)
-        train_loss = trained = test_loss = correct = tested = 0.0
+        sampler.set_epoch(epoch)
+        torch.manual_seed((config["seed"] * 1000 + epoch) * world_size + rank)  # for dropout, if you add some
+        sums = torch.zeros(3, device=device, dtype=torch.float64)  # of train losses, test losses and right answers
         model.train()
         for images, labels in train_loader:
             loss = cross_entropy(model((images - mean) / std), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            train_loss += loss.item() * len(labels)
-            trained += len(labels)
+            sums[0] += loss.detach()  # loss.item() would wait for the GPU
         place = f"GPU{device.index}" if device.type == "cuda" else "CPU"
         print(f"[Epoch {epoch} | {place}: Process rank {rank} | Batchsize: {batch_size} | Steps: {len(train_loader)} "
               f"| Total epoch time: {time.perf_counter() - started}]", flush=True)  # fmt: skip
@@ -92,39 +97,36 @@ def train(config: dict[str, Any]) -> None:
         with torch.no_grad():
             for images, labels in test_loader:
                 logits = network((images - mean) / std)
-                test_loss += cross_entropy(logits, labels, reduction="sum").item()
-                correct += (logits.argmax(1) == labels).sum().item()
-                tested += len(labels)
-        sums = torch.tensor([train_loss, trained, test_loss, correct, tested], device=device, dtype=torch.float64)
+                sums[1] += cross_entropy(logits, labels, reduction="sum")
+                sums[2] += (logits.argmax(1) == labels).sum()
         dist.all_reduce(sums)
-        train_loss, trained, test_loss, correct, tested = sums.tolist()
-        metrics = {"epoch": epoch, "train_loss": train_loss / trained, "loss": test_loss / tested}
-        metrics |= {"accuracy": correct / tested, "seconds": time.perf_counter() - started}
+        if not sums.isfinite().all():
+            raise FloatingPointError(f"epoch {epoch}: the loss is not finite; try a smaller --lr")
+        trained, tested = len(train_loader) * world_size, len(data.test[1])
+        train_loss, test_loss, accuracy = (sums / torch.tensor([trained, tested, tested], device=device)).tolist()
+        metrics = {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, BEST: accuracy}
+        metrics["seconds"] = time.perf_counter() - started
 
         # ---- Report, with the checkpoint of rank 0
         with tempfile.TemporaryDirectory() as folder:
-            checkpoint = None
-            if rank == 0:
+            checkpoint = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
+            if checkpoint:
                 print(", ".join(f"{name} {value:.5g}" for name, value in metrics.items()), flush=True)
-                save_file(network.state_dict(), f"{folder}/model.safetensors")
-                state = {"optimizer": optimizer.state_dict(), "epoch": epoch, "data": config["data"]}
-                torch.save(state, f"{folder}/state.pt")
-                checkpoint = ray.train.Checkpoint.from_directory(folder)
+                save_model(network, f"{folder}/model.safetensors")
+                torch.save(optimizer.state_dict(), f"{folder}/optimizer.pt")
+                checkpoint.set_metadata({"epoch": epoch, "data": data.name})
             ray.train.report(metrics, checkpoint=checkpoint)
 
 
 def load_data(name: str) -> ImagesInMemory:
-    """Load uint8 images [n, 1, 28, 28] and their labels [n], as `train` and `test`."""
-    data = load_images(name)
-    if not isinstance(data, ImagesInMemory):
-        fail(f"argument --data: {name!r} lacks FashionMNIST/raw/; image_classifier.py trains on photographs")
-    return data
+    """Load a data set: uint8 images [n, channels, height, width] and their int64 labels [n], as `train` and `test`."""
+    return load_images_in_memory(name)
 
 
-def build_model() -> nn.Module:
-    """Return resnet18 for images with one channel in ten classes."""
-    network = resnet18(num_classes=10)
-    network.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+def build_model(channels: int, classes: int) -> nn.Module:
+    """Return resnet18 for small images."""
+    network = resnet18(num_classes=classes)
+    network.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
     return network
 
 
@@ -134,7 +136,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--data", type=source(*BUILT_IN), default="auto", help="fashion-mnist, digits, or FOLDER with FashionMNIST/raw")
     add("--epochs", type=whole(), default=10, help="(%(default)s)")
-    add("--batch-size", type=whole(), help="images of a step on each worker (128, or less of a small data set)")
+    add("--batch-size", type=whole(2), help="images of a step on each worker (128, or less of a small data set)")
     add("--lr", type=number(above=0), default=1e-3, help="learning rate of Adam (%(default)s)")
     add("--seed", type=whole(0, 2**32 - 1), default=0, help="of the weights (%(default)s)")
     return parser.parse_args()
@@ -143,17 +145,18 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Train, and keep the last and the best weights."""
     args = parse()
+    args.auto = args.data == "auto"
     data = load_data(args.data)  # here, too, since a mistake shall end the program before it starts workers
-    args.data = data.name if args.data == "auto" else args.data
+    args.data = data.name if args.auto else for_workers(args.data)
     ray.init()
     scaling = ray.train.ScalingConfig(**choose_workers(ray.cluster_resources(), args.num_workers, args.use_gpu))
-    keep = ray.train.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="accuracy")  # the best, and the last
+    keep = ray.train.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute=BEST)  # the best, and the last
     retry = ray.train.FailureConfig(max_failures=3)
     run = ray.train.RunConfig(args.name, args.storage, checkpoint_config=keep, failure_config=retry)
     result = TorchTrainer(train, train_loop_config=vars(args), scaling_config=scaling, run_config=run).fit()
     print(f"Result(metrics={result.metrics}, path={result.path!r})")
     export(result, result.checkpoint, "model.safetensors")
-    export(result, result.get_best_checkpoint("accuracy", "max"), "best.safetensors")
+    export(result, result.get_best_checkpoint(BEST, "max"), "best.safetensors")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,15 @@ def add_options(parser: Options) -> Options:
     return parser
 
 
+def for_workers(source: str) -> str:
+    """Return a data set's folder as an absolute path, since Ray starts the workers in another folder.
+
+    Those of a run have a copy of the working directory, in which a relative path is right.
+    """
+    is_folder = "://" not in source and "RUN_URI" not in os.environ and Path(source).is_dir()
+    return str(Path(source).absolute()) if is_folder else source
+
+
 def storage_path(text: str) -> str:
     """Return a bucket's name, s3://bucket/prefix or a folder, which has a slash or exists, as Ray's storage path.
 

@@ -22,7 +22,7 @@ def test_images_of_a_folder_fit_the_model(tmp_path: Path) -> None:
     [mean], [std] = data.mean, data.std
     images = (data.train[0][:4] - mean) / std
     with torch.no_grad():
-        assert ray_train_ddp.build_model().eval()(images).shape == (4, 10)
+        assert ray_train_ddp.build_model(1, 10).eval()(images).shape == (4, 10)
 
 
 def test_photographs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,14 +37,14 @@ def test_photographs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_ray_keeps_the_best_and_the_last_checkpoint(tmp_path: Path) -> None:
     """As main configures it; this part of Ray is not public, and the documentation does not mention the last one."""
     storage = StorageContext(storage_path=str(tmp_path), experiment_dir_name="run")
-    config: Any = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="accuracy")
+    config: Any = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute=ray_train_ddp.BEST)
 
     async def report_all() -> None:
         manager = CheckpointManager(config, storage)
         for epoch, accuracy in enumerate((0.5, 0.9, 0.7, 0.6)):
             (folder := Path(storage.experiment_fs_path, f"checkpoint_{epoch}")).mkdir(parents=True)
             checkpoint: Any = Checkpoint(str(folder), storage.storage_filesystem)
-            manager.register_checkpoint(_TrainingReport(checkpoint, {"accuracy": accuracy}, validation=False))
+            manager.register_checkpoint(_TrainingReport(checkpoint, {ray_train_ddp.BEST: accuracy}, validation=False))
 
     asyncio.run(report_all())
     assert {path.name for path in tmp_path.glob("run/checkpoint_?")} == {"checkpoint_1", "checkpoint_3"}
