@@ -137,7 +137,7 @@ def test_every_port_is_documented() -> None:
 def test_train_command_requests_one_worker_per_gpu() -> None:
     found = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
     assert found is not None
-    assert found[1] == "ray_train_ddp.py --num-workers 8"
+    assert found[1] == "ray_train_ddp.py --num-workers 8 --use-gpu"
 
 
 def test_packaged_jobs_are_in_the_working_directory() -> None:

@@ -5,8 +5,7 @@
     python ray_train_ddp.py BUCKET --name first         # by hand, on the Ray head or on a laptop
 
 The folder of the run gets model.safetensors and best.safetensors: the weights after the last epoch, and after the epoch
-with the best test accuracy. The same command with the same name resumes from the last checkpoint. All calls of Ray are
-public ones: copy the file (ray-on-ecs recipe copy ray_train_ddp) and change it.
+with the best test accuracy. The same command with the same name resumes from the last checkpoint. Copy and change it.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ def train(config: dict[str, Any]) -> None:
     """Train on one worker: Ray Train calls it on each of them, and again on all after a failure."""
     context, device = ray.train.get_context(), get_device()
     rank, world_size = context.get_world_rank(), context.get_world_size()
+    place = f"GPU{device.index}" if device.type == "cuda" else "CPU"
     if device.type == "cpu":  # Ray gives each worker one thread
         torch.set_num_threads(max(1, usable_cpus() // context.get_local_world_size()))
 
@@ -50,16 +50,14 @@ def train(config: dict[str, Any]) -> None:
     checkpoint = ray.train.get_checkpoint()
     saved = checkpoint.get_metadata() if checkpoint else {}
     data = load_data(saved["data"] if saved and config["auto"] else config["data"])
-    if saved and saved["data"] != data.name:
+    if saved.get("data", data.name) != data.name:
         raise ValueError(f"the run has trained on {saved['data']} so far; --data gives {data.name}")
     mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (data.mean, data.std))
     sampler = DistributedSampler(TensorDataset(*data.train), world_size, rank, seed=config["seed"])
     default = max(8, min(128, len(sampler) // 20))  # at least 20 steps in an epoch, unless the data set is very small
-    batch_size = min(config["batch_size"] or default, len(sampler))
-    # The last batch of a share is dropped if it is smaller: batch norm refuses a single image.
+    batch_size = min(config["batch_size"] or default, len(sampler))  # drop_last, since batch norm refuses one image
     train_loader = prepare_data_loader(DataLoader(sampler.dataset, batch_size, sampler=sampler, drop_last=True))
-    # A DistributedSampler would test some images twice, to make the shares equal.
-    share = Subset(TensorDataset(*data.test), range(rank, len(data.test[1]), world_size))
+    share = Subset(TensorDataset(*data.test), range(rank, len(data.test[1]), world_size))  # each image once
     test_loader = prepare_data_loader(DataLoader(share, 128), add_dist_sampler=False)
 
     # ---- Model and optimizer, from the last checkpoint if there is one
@@ -73,7 +71,7 @@ def train(config: dict[str, Any]) -> None:
             optimizer.load_state_dict(torch.load(f"{folder}/optimizer.pt", "cpu", weights_only=True))
         optimizer.param_groups[0]["lr"] = config["lr"]  # not that of the checkpoint
 
-    for epoch in range(saved["epoch"] + 1 if saved else 0, config["epochs"]):
+    for epoch in range(saved.get("epoch", -1) + 1, config["epochs"]):
         # ---- Training
         started = time.perf_counter()
         sampler.set_epoch(epoch)
@@ -86,7 +84,6 @@ def train(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             sums[0] += loss.detach()  # loss.item() would wait for the GPU
-        place = f"GPU{device.index}" if device.type == "cuda" else "CPU"
         print(f"[Epoch {epoch} | {place}: Process rank {rank} | Batchsize: {batch_size} | Steps: {len(train_loader)} "
               f"| Total epoch time: {time.perf_counter() - started}]", flush=True)  # fmt: skip
 
@@ -102,9 +99,9 @@ def train(config: dict[str, Any]) -> None:
         dist.all_reduce(sums)
         if not sums.isfinite().all():
             raise FloatingPointError(f"epoch {epoch}: the loss is not finite; try a smaller --lr")
-        trained, tested = len(train_loader) * world_size, len(data.test[1])
-        train_loss, test_loss, accuracy = (sums / torch.tensor([trained, tested, tested], device=device)).tolist()
-        metrics = {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, BEST: accuracy}
+        train_loss, test_loss, right = sums.tolist()
+        metrics = {"epoch": epoch, "train_loss": train_loss / len(train_loader) / world_size}
+        metrics |= {"test_loss": test_loss / len(data.test[1]), BEST: right / len(data.test[1])}
         metrics["seconds"] = time.perf_counter() - started
 
         # ---- Report, with the checkpoint of rank 0
@@ -145,15 +142,15 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Train, and keep the last and the best weights."""
     args = parse()
-    args.auto = args.data == "auto"
-    data = load_data(args.data)  # here, too, since a mistake shall end the program before it starts workers
-    args.data = data.name if args.auto else for_workers(args.data)
+    name = load_data(args.data).name  # here, too, since a mistake shall end the program before it starts workers
+    is_auto = args.data == "auto"
+    config = {**vars(args), "auto": is_auto, "data": name if is_auto else for_workers(args.data)}
     ray.init()
     scaling = ray.train.ScalingConfig(**choose_workers(ray.cluster_resources(), args.num_workers, args.use_gpu))
     keep = ray.train.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute=BEST)  # the best, and the last
-    retry = ray.train.FailureConfig(max_failures=3)
-    run = ray.train.RunConfig(args.name, args.storage, checkpoint_config=keep, failure_config=retry)
-    result = TorchTrainer(train, train_loop_config=vars(args), scaling_config=scaling, run_config=run).fit()
+    failures = ray.train.FailureConfig(max_failures=3)
+    run = ray.train.RunConfig(args.name, args.storage, checkpoint_config=keep, failure_config=failures)
+    result = TorchTrainer(train, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
     print(f"Result(metrics={result.metrics}, path={result.path!r})")
     export(result, result.checkpoint, "model.safetensors")
     export(result, result.get_best_checkpoint(BEST, "max"), "best.safetensors")

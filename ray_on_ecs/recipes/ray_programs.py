@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,11 @@ def storage_path(text: str) -> str:
     It is a type for an option: a bucket that does not exist is an error of one line.
     """
     if "://" not in text:
-        if "/" in text or Path(text).is_dir():
-            return str(Path(text).expanduser().absolute())
+        folder = Path(text).expanduser()
+        if text.startswith((".", "/", "~")) or folder.is_dir():
+            return str(folder.absolute())
+        if "/" in text:
+            raise argparse.ArgumentTypeError(f"{text!r}: write s3://{text} or ./{text}")
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", text):
             raise argparse.ArgumentTypeError(f"{text!r} is neither a bucket nor a folder; write a folder as ./{text}")
         text = f"s3://{text}"
@@ -48,9 +52,11 @@ def storage_path(text: str) -> str:
     try:
         filesystem, path = FileSystem.from_uri(text)
         exists = filesystem.get_file_info(path.partition("/")[0]).type is not FileType.NotFound
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {str(error).splitlines()[0]}") from None
-    if not exists:
+    except OSError as error:  # a network may be better at the next attempt
+        fail(f"{text}: {str(error).splitlines()[0]}", status=1)
+    if not exists and text.startswith("s3://"):
         raise argparse.ArgumentTypeError(f"{text}: this bucket does not exist")
     return text.rstrip("/")
 
@@ -68,22 +74,26 @@ def choose_workers(
     """Return `num_workers` and `use_gpu` of Ray Train's ScalingConfig, for `ray.cluster_resources()`.
 
     By default a worker for each GPU: on a stack as many as a script would get, which start for the program, elsewhere
-    those that the cluster has. Without GPUs `on_cpus` workers, or as many as there are CPUs.
+    those that the cluster has. Without GPUs `on_cpus` workers, or, unless a stack starts more, as many as there are
+    CPUs.
     """
     cpus, gpus = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
-    gpus = int(os.environ.get("STACK_GPUS", "0")) or gpus
+    stack_gpus = os.environ.get("STACK_GPUS", "")
+    gpus = int(stack_gpus or 0) or (0 if sys.platform == "darwin" else gpus)  # Ray counts Apple's, not for Ray Train
     use_gpu = gpus > 0 if use_gpu is None else use_gpu
-    number = num_workers or (gpus if use_gpu else min(on_cpus, cpus))
-    if not number or not (use_gpu or cpus):
-        fail("the cluster has no workers at the moment; --num-workers N --use-gpu waits for them", status=1)
+    number = num_workers or (gpus if use_gpu else on_cpus if stack_gpus else min(on_cpus, cpus))
+    if not number:
+        fail("the cluster has no workers at the moment; --num-workers N waits for them", status=1)
     return {"num_workers": number, "use_gpu": use_gpu}
 
 
 def export(result: Any, checkpoint: Any, name: str) -> None:
     """Copy `model.safetensors` of a checkpoint of Ray Train under this name into the folder of the run.
 
-    Without a run it is the folder of the result, in the storage path.
+    Without a run it is the folder of the result, in the storage path. Nothing is copied without a checkpoint.
     """
+    if checkpoint is None:
+        return
     from pyarrow.fs import FileSystem, copy_files
 
     uri = os.environ.get("RUN_URI")

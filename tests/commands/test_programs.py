@@ -82,13 +82,13 @@ def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client
 
     kept = results()
     folder = max(kept, key=newest)["checkpoint_dir_name"]
-    steps = torch.load(io.BytesIO(read(f"{folder}/state.pt")))["optimizer"]["state"][0]["step"]
+    steps = torch.load(io.BytesIO(read(f"{folder}/optimizer.pt")))["state"][0]["step"]
     assert steps == 2 * epochs
     assert read("model.safetensors") == read(f"{folder}/model.safetensors")
-    best = max(kept, key=lambda each: (each["metrics"]["accuracy"], newest(each)))
+    best = max(kept, key=lambda each: (each["metrics"]["test_accuracy"], newest(each)))
     assert read("best.safetensors") == read(f"{best['checkpoint_dir_name']}/model.safetensors")
     keys = [each["Key"] for each in s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/")["Contents"]]
-    assert len(kept) == len([key for key in keys if key.endswith("state.pt")]) <= 2, "the best one and the last one"
+    assert len(kept) == len([key for key in keys if key.endswith("optimizer.pt")]) <= 2, "the best one and the last one"
 
 
 @pytest.mark.fault

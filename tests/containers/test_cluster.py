@@ -38,15 +38,15 @@ def test_train_command_uses_two_workers_and_the_bucket(cluster: Cluster, trained
     assert cluster.trained_on() == set(addresses.values()), f"one rank on each worker and none on the head {head}"
     keys = cluster.keys(f"runs/{trained.name}/")
     assert keys >= RESULTS
-    assert any(key.startswith("ray/") and key.endswith("/state.pt") for key in keys)
+    assert any(key.startswith("ray/") and key.endswith("/optimizer.pt") for key in keys)
     result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
     assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes cost a dollar a second each"
-    assert result["metrics"]["accuracy"] > 0.5, "three epochs are enough for the digits"
+    assert result["metrics"]["test_accuracy"] > 0.5, "three epochs are enough for the digits"
 
 
 def test_metrics_show_ray_demand_and_job_progress(cluster: Cluster, trained: Trained) -> None:
-    expected = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress", "TrainLoss", "Accuracy"}
+    expected = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress", "TrainLoss", "TestAccuracy"}
     cluster.until(lambda: cluster.metrics() >= expected, why=lambda: f"{cluster.metrics()}\n{trained.log}")
 
 

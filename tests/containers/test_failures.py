@@ -183,7 +183,7 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
     cluster.settle(BACK_SECONDS)
     print(f"workers were back {time.monotonic() - began:.0f} s after the head")
     assert not set(old) & set(cluster.workers)
-    assert "accuracy" in cluster.train(f"after-{end}", "--data=digits", "--epochs=1")
+    assert "test_accuracy" in cluster.train(f"after-{end}", "--data=digits", "--epochs=1")
 
 
 def lose_a_worker(cluster: Cluster) -> None:

@@ -55,9 +55,18 @@ def test_errors_have_the_name_of_the_copy(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(sys, "argv", ["/somewhere/flowers.py"])
     parser = options.Options("Trains on flowers.")
     parser.add_argument("--epochs", type=options.whole())
-    for flags in (["--epochs", "0"], ["--epoch", "1"]):
+    parser.add_argument("bucket", nargs="?", type=options.whole())
+    for flags in (["--epochs", "0"], ["--epoch", "first"], ["--run-name=first", "1"]):
         with pytest.raises(SystemExit) as end:
             parser.parse_args(flags)
         assert end.value.code == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("flowers.py: error: ")
+        assert flags[0].partition("=")[0] in line
+    assert parser.parse_args(["--epochs=2", "--", "3"]).bucket == 3
+
+
+def test_a_worker_of_ray_raises_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/ray/_private/workers/default_worker.py"])
+    with pytest.raises(RuntimeError, match="the images can't be read"):
+        options.fail("the images can't be read")

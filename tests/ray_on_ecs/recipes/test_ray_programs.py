@@ -31,6 +31,7 @@ def s3(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client
         ("s3://runs/of/me/", "s3://runs/of/me"),
         ("./results", "{here}/results"),
         ("/results", "/results"),
+        ("file:///results", "file:///results"),
         ("existing", "{here}/existing"),
     ],
 )
@@ -47,6 +48,7 @@ def test_a_bucket_or_folder_becomes_a_storage_path(
     ("given", "line"),
     [
         ("Results", "'Results' is neither a bucket nor a folder; write a folder as ./Results"),
+        ("runs/of/me", "'runs/of/me': write s3://runs/of/me or ./runs/of/me"),
         ("missing-bucket", "s3://missing-bucket: this bucket does not exist"),
         ("gopher://runs", "gopher://runs: Unrecognized filesystem type"),
     ],
@@ -65,6 +67,8 @@ def test_other_storage_is_refused(given: str, line: str) -> None:
         ({"CPU": 8.0}, "", {}, (2, False)),
         ({"CPU": 8.0}, "", {"on_cpus": 1}, (1, False)),
         ({"CPU": 1.0}, "", {}, (1, False)),
+        ({}, "0", {}, (2, False)),  # a stack without GPUs whose instances have not started
+        ({}, "0", {"num_workers": 3}, (3, False)),
         ({}, "8", {}, (8, True)),  # a stack whose instances have not started
         ({"GPU": 4.0, "CPU": 16.0}, "8", {}, (8, True)),
         ({}, "8", {"num_workers": 2}, (2, True)),
@@ -79,17 +83,34 @@ def test_workers_follow_the_gpus(
     chosen: tuple[int, bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("STACK_GPUS", stack or "0")
+    monkeypatch.setattr(ray_programs.sys, "platform", "linux")
+    monkeypatch.setenv("STACK_GPUS", stack)
     found = ray_programs.choose_workers(cluster, **DEFAULTS | given)
     assert (found["num_workers"], found["use_gpu"]) == chosen
 
 
-@pytest.mark.parametrize("given", [{}, {"num_workers": 2}, {"use_gpu": True}])
+def test_gpu_of_apple_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_programs.sys, "platform", "darwin")
+    found = ray_programs.choose_workers({"GPU": 1.0, "CPU": 8.0}, None, None)
+    assert found == {"num_workers": 2, "use_gpu": False}
+
+
+def test_folder_is_absolute_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RUN_URI", raising=False)
+    given = ("data", "digits", "s3://bucket/data")
+    assert [*map(ray_programs.for_workers, given)] == [str(tmp_path / "data"), *given[1:]]
+    monkeypatch.setenv("RUN_URI", "s3://bucket/runs/first")
+    assert ray_programs.for_workers("data") == "data"
+
+
+@pytest.mark.parametrize("given", [{}, {"use_gpu": True}])
 def test_cluster_without_workers_may_get_some(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         ray_programs.choose_workers({}, **DEFAULTS | given)
     assert end.value.code == 1, "the runner starts the program again"
-    assert "--num-workers N --use-gpu waits for them" in capsys.readouterr().err
+    assert "--num-workers N waits for them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".hidden", "a b"])

@@ -17,7 +17,7 @@ def stack(**changed: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("info", "variables"),
-    [(stack(), {"STACK_GPUS": "8"}), (stack(gpu=""), {}), (stack(default_nodes=0), {}), (None, {})],
+    [(stack(), {"STACK_GPUS": "8"}), (stack(gpu=""), {"STACK_GPUS": "0"}), (stack(default_nodes=0), {}), (None, {})],
     ids=["a stack", "one without GPUs", "one of an earlier version", "none"],
 )
 def test_program_knows_the_gpus_of_its_stack(
