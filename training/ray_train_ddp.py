@@ -62,8 +62,8 @@ def train(config: dict[str, Any]) -> None:
 
     # ---- Model and optimizer, from the last checkpoint if there is one
     torch.manual_seed(config["seed"])  # the same weights on all workers
-    network = build_model(data.shape[0], len(data.classes))
-    model = prepare_model(network, parallel_strategy_kwargs={"broadcast_buffers": False})  # on the device, and in DDP
+    network = build_model(data.shape[0], int(data.train[1].max()) + 1)
+    model = prepare_model(network, parallel_strategy_kwargs={"forward_sync_buffers": False})  # on the device, in DDP
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], fused=True)
     if checkpoint:
         with checkpoint.as_directory() as folder:
