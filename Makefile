@@ -1,5 +1,5 @@
 # make train   train on this machine          make test    run the tests
-# make train JOB=image_classifier.py RUN="--run-name first" ARGS="--epochs 1"
+# make train JOB=image_classifier.py RUN="--num-workers 2" ARGS="--epochs 1"
 #              another recipe, flags of ray-on-ecs run, and options of the recipe
 # make check   lint, types, layers            make lock    update the lock files
 # make audit   search the code for unsafe calls, and the locked packages for known vulnerabilities
