@@ -44,7 +44,7 @@ OWNER, SUBMITTED = "owner", "submitted"
 LONGEST_LABEL = 20
 # Settings that a Ray program can't use, with the reason.
 REFUSED_WITH_DRIVER = {
-    "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...)",
+    "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...), or by its option",
     "device": "says itself whether its workers have GPUs",
     "gpu": "chooses its nodes itself, by accelerator_type or by a label selector on ray.io/accelerator-type",
     "pool": "chooses its nodes itself, by a label selector on ray.io/node-group",

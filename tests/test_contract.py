@@ -237,7 +237,7 @@ def test_laptop_finds_the_ports_of_compose() -> None:
 def test_compose_trains_like_the_train_command() -> None:
     submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
-    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} ")
+    assert COMPOSE["train"]["command"].startswith(f"{submitted[1].removesuffix(' --use-gpu')} "), "it is on CPUs"
     assert COMPOSE["train"]["environment"][laptop.CLUSTER_VARIABLE] == laptop.COMPOSE
 
 
