@@ -30,15 +30,21 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0  # a look asks Ray's head
 # A program that fails so soon after one of its nodes was draining has failed for that.
 RECLAIMED_SECONDS = 180.0
+HEAD = "node:__internal_head__"  # a resource that Ray gives to the head
 # CPUs and GPUs by their names; a part of one is a number below 1.
 Needs = Counter[Any]
 WAITING = ("PENDING", "RESCHEDULING")
 
 
 def instances(pid: int) -> Counter[InstanceKind]:
-    """Return the number of instances of each kind on which the program has places or actors; none if Ray is away."""
+    """Return the number of instances of each kind on which the program has places or actors; none if Ray is away.
+
+    The head is not a cost of a run, though Ray Train's controller is an actor there.
+    """
     try:
-        return instances_of(nodes(pid))
+        names = nodes(pid)
+        heads = {node["NodeID"] for node in alive_nodes() if HEAD in node["Resources"]} if names else set()
+        return instances_of(names - heads)
     except RAY_ERRORS:
         return Counter()
 

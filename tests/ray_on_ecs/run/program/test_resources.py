@@ -177,6 +177,17 @@ def test_group_of_the_first_request_is_looked_at(clock: Clock, monkeypatch: pyte
     needed.assert_called_once_with(8, "h100-workers", STACK, use_gpu=True)
 
 
+def test_instances_are_those_beside_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [
+        {"NodeID": "head", "Resources": {"node:__internal_head__": 1.0}},
+        {"NodeID": "gpu", "Resources": {"GPU": 1.0}},
+    ]
+    monkeypatch.setattr(program_resources, "alive_nodes", lambda: table)
+    monkeypatch.setattr(program_resources, "nodes", lambda pid: {"head", "gpu"})
+    monkeypatch.setattr(program_resources, "instances_of", lambda names: Counter(names))
+    assert program_resources.instances(1) == Counter({"gpu": 1})
+
+
 def test_kinds_are_those_of_the_nodes_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {"a": {}, "b": {"ray.io/node-group": "h100"}, "c": {"ray.io/node-group": "another"}}
     table = [{"NodeID": name, "Labels": each} for name, each in labels.items()]
