@@ -1,4 +1,6 @@
 # make train   train on this machine          make test    run the tests
+# make train JOB=image_classifier.py RUN="--num-workers 2" ARGS="--epochs 1"
+#              another recipe, flags of ray-on-ecs run, and options of the recipe
 # make check   lint, types, layers            make lock    update the lock files
 # make audit   search the code for unsafe calls, and the locked packages for known vulnerabilities
 # make image   build the image                make image-size    show its layers and their sizes
@@ -16,6 +18,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOB ?= ray_train_ddp.py
+RUN ?=
+FEW_EPOCHS = $(if $(filter image_classifier.py ray_train_ddp.py,$(JOB)),--epochs 3)
 N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
@@ -33,7 +38,7 @@ help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 train: $(VENV)/.train
-	$(BIN)/ray-on-ecs run --local --num-workers 2 --working-dir training image_classifier.py --epochs 3 $(ARGS)
+	$(BIN)/ray-on-ecs run --local $(RUN) --working-dir training $(JOB) $(FEW_EPOCHS) $(ARGS)
 
 # Where it is set, as in many containers, each of the tests' processes would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -98,12 +103,13 @@ drills: $(VENV)/.test
 test-containers: image $(VENV)/.test
 	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)
 
-# What training runs on is installed from the lock that the image is built from.
+# What training runs on is installed from the lock that the image is built from. Python compiles its modules as they are
+# imported, in ten seconds of the first training; all of them would take thirty.
 $(VENV)/.train: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d is not supported; use 3.11 to 3.14, as in make PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
-	$(BIN)/$(PIP) --require-hashes --requirement $(LOCK)
+	$(BIN)/$(PIP) --no-compile --require-hashes --requirement $(LOCK)
 	$(BIN)/$(PIP) --no-deps --editable .
 	@touch $@
 

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models import resnet18
 
 from bench import harness
 from bench.harness import REPOSITORY, Bench
 from bench.report import Comparison, spread
-from training import ray_train_ddp
+from training.ray_train_ddp import build_model
 
 EPOCHS = 3
 SAMPLES = 12_000
@@ -101,7 +99,9 @@ def language(device: torch.device, model: dict[str, Any], flags: tuple[str, ...]
 
 def on(device: torch.device, samples: int, epochs: int) -> Comparison:
     """Compare the loop's epochs on generated images with the arithmetic of a step."""
-    images, _ = ray_train_ddp.load({"data": "synthetic", "synthetic": samples})
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (samples, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    images = TensorDataset(pixels, torch.arange(samples) % 10)
     seconds = _train(device, images, epochs)
     flops, rate = _flops(device) * samples, _rate(device)
     floor = flops / rate
@@ -117,23 +117,17 @@ def on(device: torch.device, samples: int, epochs: int) -> Comparison:
     )
 
 
-def _network() -> nn.Module:
-    network = resnet18(num_classes=ray_train_ddp.CLASSES)
-    network.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
-    return network
-
-
-def _train(device: torch.device, images: Dataset[tuple[Tensor, Tensor]], epochs: int) -> list[float]:
+def _train(device: torch.device, images: Dataset[Any], epochs: int) -> list[float]:
     """Return the seconds of the epochs after the first."""
     torch.manual_seed(0)
-    model = _network().to(device)
+    model = build_model(1, 10).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(images, BATCH_SIZE, shuffle=True)
     seconds = []
     for _ in range(epochs + 1):
         began = time.perf_counter()
         for pixels, labels in loader:
-            loss = cross_entropy(model(ray_train_ddp.normalize(pixels.to(device))), labels.to(device))
+            loss = cross_entropy(model((pixels.to(device) - 127.5) / 73.9), labels.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -144,7 +138,7 @@ def _train(device: torch.device, images: Dataset[tuple[Tensor, Tensor]], epochs:
 
 def _flops(device: torch.device) -> float:
     """Count the floating point operations of one image, forward and backward."""
-    model = _network().to(device)
+    model = build_model(1, 10).to(device)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 1, 28, 28, device=device)).sum().backward()
     return counter.get_total_flops() / 2

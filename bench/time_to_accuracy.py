@@ -112,7 +112,7 @@ def read_epochs(printed: str) -> Epochs:
 
 
 def _train_reference(bench: Bench, seed: int) -> Epochs:
-    folders = [str(bench.folder / "reference"), "--data-dir", str(bench.folder)]
+    folders = [str(bench.folder / "reference"), "--data", str(bench.folder)]
     return read_epochs(harness.call([sys.executable, REFERENCE, *folders, *REFERENCE_FLAGS, "--seed", str(seed)]))
 
 

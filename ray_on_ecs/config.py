@@ -44,7 +44,7 @@ OWNER, SUBMITTED = "owner", "submitted"
 LONGEST_LABEL = 20
 # Settings that a Ray program can't use, with the reason.
 REFUSED_WITH_DRIVER = {
-    "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...)",
+    "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...), or by its option",
     "device": "says itself whether its workers have GPUs",
     "gpu": "chooses its nodes itself, by accelerator_type or by a label selector on ray.io/accelerator-type",
     "pool": "chooses its nodes itself, by a label selector on ray.io/node-group",
@@ -57,7 +57,7 @@ REFUSED_WITH_DRIVER = {
 # Settings that choose among the stack's pools.
 POOLS = frozenset({"gpu", "pool"})
 # Settings that a Ray program can't use and whose default in the environment does not hold for it.
-FOR_ALL = {"num_workers", *POOLS}
+FOR_ALL = {"device", "num_workers", *POOLS}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 _script = partial(setting, section="Script")
@@ -419,7 +419,7 @@ class RunConfig:
             if value in (None, False, "auto"):
                 continue
             if name in FOR_ALL and str(value) == os.environ.get(environment_variable(name)):
-                object.__setattr__(self, name, None)
+                object.__setattr__(self, name, self.__dataclass_fields__[name].default)
             else:
                 raise UsageError(f"{flag(name)}: leave it out; a Ray program {reason}")
 

@@ -137,7 +137,7 @@ def test_every_port_is_documented() -> None:
 def test_train_command_requests_one_worker_per_gpu() -> None:
     found = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
     assert found is not None
-    assert found[1] == "--num-workers 8 image_classifier.py"
+    assert found[1] == "ray_train_ddp.py --num-workers 8 --use-gpu"
 
 
 def test_packaged_jobs_are_in_the_working_directory() -> None:
@@ -237,7 +237,7 @@ def test_laptop_finds_the_ports_of_compose() -> None:
 def test_compose_trains_like_the_train_command() -> None:
     submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
-    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} ")
+    assert COMPOSE["train"]["command"].startswith(f"{submitted[1].removesuffix(' --use-gpu')} "), "it is on CPUs"
     assert COMPOSE["train"]["environment"][laptop.CLUSTER_VARIABLE] == laptop.COMPOSE
 
 

@@ -585,7 +585,7 @@ def trains_by(cloud: Cloud) -> str:
 
 def test_train_command_has_gpus_and_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
-    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack)
+    assert "ray-on-ecs run ray_train_ddp.py --num-workers 2 --use-gpu" in trains_by(stack)
     assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs"
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 

@@ -56,10 +56,11 @@ def parse() -> Namespace:
     add = parser.add_argument
     add("--model", default="tiny", type=source("tiny"), help="folder or s3://bucket/prefix; tiny: a small Llama, from "
         "scratch (%(default)s)")  # fmt: skip
-    add("--data", default="python", type=source("python"), metavar="FOLDER", help="folder or s3://bucket/prefix with "
-        ".txt, .md, .jsonl, .json or .parquet, also .gz; python: files of Python's library (%(default)s)")  # fmt: skip
+    add("--data", default="python", type=source("python", or_file=True), metavar="FOLDER|FILE", help="or "
+        "s3://bucket/prefix, with .txt, .md, .jsonl, .json or .parquet, also .gz; python: the files of Python's "
+        "library (%(default)s)")  # fmt: skip
     add("--column", help="of the text; by default messages (chats), prompt and completion, or text")
-    add("--validation-data", type=source(), metavar="FOLDER", help="default: a part of --data")
+    add("--validation-data", type=source(or_file=True), metavar="FOLDER|FILE", help="default: a part of --data")
     add("--validation-fraction", type=number(1e-6, 0.5), default=0.05, help="documents for validation (%(default)s)")
     add("--context", type=whole(), help="tokens of a sequence (default: the model's, at most 2048)")
     add("--lora", type=whole(0), default=0, metavar="RANK", help="train adapters of this rank; 0: all weights "

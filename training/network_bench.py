@@ -8,8 +8,7 @@ NCCL on GPUs, Gloo on CPUs. For each collective and size rank 0 prints the mean 
 bandwidth in GB/s (10^9 bytes), by the formulas of nccl-tests, with whose numbers they can be compared:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. network.png shows the bus bandwidth by size. It is
 what each node sends if NCCL takes rings, as with --env NCCL_ALGO=Ring. By trees, which NCCL often takes for all-reduce
-on two nodes, a node sends less, so the bus bandwidth may be higher than that of the network. The file is
-self-contained, so that you can change the copy.
+on two nodes, a node sends less, so the bus bandwidth may be higher than that of the network.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ray_on_ecs import log, progress
+from ray_on_ecs.recipes.options import Options, fail, whole
 
 MIB = 2**20
 # Bus bandwidth over algorithm bandwidth, for n ranks.
@@ -36,15 +36,15 @@ FACTORS: dict[str, Callable[[int], float]] = {
 
 def parse() -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__)
     add = parser.add_argument
     largest = 1024 if torch.cuda.is_available() else 64
-    add("--min-mib", type=int, default=1, metavar="MIB", help="smallest size; each next is twice as large")
-    add("--max-mib", type=int, default=largest, metavar="MIB", help="largest size (1024 on GPUs, 64 on CPUs)")
-    add("--times", type=int, default=10, metavar="N", help="measured collectives of each size (%(default)s)")
+    add("--min-mib", type=whole(), default=1, metavar="MIB", help="smallest size; each next is twice as large")
+    add("--max-mib", type=whole(), default=largest, metavar="MIB", help="largest size (1024 on GPUs, 64 on CPUs)")
+    add("--times", type=whole(), default=10, metavar="N", help="measured collectives of each size (%(default)s)")
     args = parser.parse_args()
-    if not 0 < args.min_mib <= args.max_mib or args.times < 1:
-        parser.error("--min-mib, --max-mib, --times: positive numbers, the first at most the second")
+    if args.min_mib > args.max_mib:
+        fail(f"argument --min-mib: {args.min_mib} is more than --max-mib {args.max_mib}")
     return args
 
 

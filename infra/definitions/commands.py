@@ -20,14 +20,14 @@ LOCAL_PORT = r"^[0-9]{1,5}$"
 
 
 def train(gpus: int) -> str:
-    """Shell command that submits the packaged image classifier once the head is healthy, and streams its log.
+    """Shell command that submits the packaged Ray Train job once the head is healthy, and streams its log.
 
     The job survives a dropped session, and the same command with the run's name follows it again. It waits for a worker
     on each GPU, since instances that are still pulling the image have not joined the cluster.
     """
-    workers = f" --num-workers {gpus}" if gpus else ""
+    workers = f" --num-workers {gpus} --use-gpu" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
-    return f"{wait}; sudo docker exec -it $c ray-on-ecs run{workers} image_classifier.py"
+    return f"{wait}; sudo docker exec -it $c ray-on-ecs run ray_train_ddp.py{workers}"
 
 
 def interactive(description: str, command: str) -> Document:

@@ -12,7 +12,7 @@ import click
 import ray_on_ecs
 from ray_on_ecs.errors import UsageError
 
-RECIPES = ("image_classifier", "language_model", "ray_train_ddp", "preprocess", "network_bench")
+RECIPES = ("ray_train_ddp", "image_classifier", "language_model", "preprocess", "network_bench")
 
 
 def path_of(name: str) -> Path:

@@ -181,6 +181,7 @@ def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
         f"--node-ip-address={HOST}",
         f"--dashboard-host={HOST}",
         f"--num-cpus={cpus}",
+        *(["--num-gpus=0"] if sys.platform == "darwin" else []),  # Ray counts Apple's GPU, which Ray Train can't use
         f"--temp-dir={_rays(folder)}",
         *("--min-worker-port=0", "--max-worker-port=0"),
         *ports.flags(numbers),

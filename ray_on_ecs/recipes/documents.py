@@ -22,11 +22,12 @@ from filelock import FileLock
 from torch import Tensor
 
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.recipes.cache import CACHE
 from ray_on_ecs.recipes.chats import answers_of
 from ray_on_ecs.recipes.options import fail
+from ray_on_ecs.recipes.ranks import rank_in_environment
 from ray_on_ecs.storage.filesystem import fetch
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ray-on-ecs"
 LOADERS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 CHATS = (["messages"], ["prompt", "completion"])  # columns of chats
 PACKED_TOGETHER = 256  # documents; the last sequence of them is filled up
@@ -50,10 +51,10 @@ class Documents:
 def read_documents(
     data: str, validation_data: str | None = None, *, column: str | None = None, validation_fraction: float = 0.05
 ) -> Documents:
-    """Read the documents of a folder or an `s3://bucket/prefix`: files of text, JSON or Parquet, also with .gz.
+    """Read the documents of a folder, a file or an `s3://bucket/prefix`: files of text, JSON or Parquet, also with .gz.
 
     Args:
-        data: The folder or prefix; `python` for the source files of Python's library.
+        data: The folder, file or prefix; `python` for the source files of Python's library.
         validation_data: The same for validation; by default a part of `data`.
         column: The column with a text; by default messages, prompt and completion, or text.
         validation_fraction: Documents for validation.
@@ -279,5 +280,5 @@ def _one_rank_of_the_node() -> FileLock:
 
 def _print(line: str) -> None:
     """Print a line on rank 0."""
-    if os.environ.get("RANK", "0") == "0":
+    if rank_in_environment() == 0:
         print(line, flush=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import importlib.metadata
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import torch
 from filelock import FileLock
 from torch.nn.functional import interpolate
@@ -13,6 +14,7 @@ from torchvision.datasets import FashionMNIST
 
 from ray_on_ecs.checkpoint.index import CheckpointIndex
 from ray_on_ecs.checkpoint.location import open_folder
+from ray_on_ecs.recipes.cache import CACHE
 from ray_on_ecs.recipes.image_batches import Images, ImagesInMemory
 from ray_on_ecs.recipes.options import fail
 from ray_on_ecs.recipes.photographs import ImageFolders
@@ -20,7 +22,6 @@ from ray_on_ecs.recipes.ranks import choice_of_rank_0
 from ray_on_ecs.storage.filesystem import fetch
 
 BUILT_IN = ("auto", "fashion-mnist", "digits")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ray-on-ecs"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SIDE = 28  # of small images, in pixels
 
@@ -48,6 +49,14 @@ def load_images(source: str, size: int = 224) -> Images:
         fail(f"argument --data: {source!r} can't be read ({cause})", status=1 if is_network else 2)
 
 
+def load_images_in_memory(source: str) -> ImagesInMemory:
+    """Load a data set as `load_images` does, unless it is one of photographs."""
+    data = load_images(source)
+    if not isinstance(data, ImagesInMemory):
+        fail(f"argument --data: {source!r} lacks FashionMNIST/raw/; image_classifier.py trains on photographs")
+    return data
+
+
 def fashion_mnist_or_digits() -> str:
     """Return fashion-mnist if it is here or can be downloaded, or else digits, which scikit-learn brings."""
     if all((CACHE / "FashionMNIST" / "raw" / name).is_file() for name in FILES):
@@ -73,10 +82,11 @@ def fashion_mnist(root: Path, *, download: bool = False) -> ImagesInMemory:
 
 def digits() -> ImagesInMemory:
     """Load scikit-learn's 1,797 handwritten digits, scaled up; a fifth is for the test."""
-    from sklearn.datasets import load_digits
-
-    pixels, targets = load_digits(return_X_y=True)
-    small = torch.from_numpy(pixels * (255 / 16)).float().reshape(-1, 1, 8, 8)
+    # The file alone: a second of each worker's start would go into the import of scikit-learn.
+    file = importlib.metadata.distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = np.loadtxt(str(file), delimiter=",", dtype=np.float32)
+    pixels, targets = rows[:, :-1], rows[:, -1]
+    small = torch.from_numpy(pixels * (255 / 16)).reshape(-1, 1, 8, 8)
     images = interpolate(small, size=(SIDE, SIDE), mode="bilinear").round().to(torch.uint8)
     labels = torch.from_numpy(targets).long()
     test, train = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tensor_split([359])

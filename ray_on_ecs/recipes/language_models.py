@@ -30,7 +30,7 @@ from ray_on_ecs import Checkpointer
 from ray_on_ecs.recipes import document_attention
 from ray_on_ecs.recipes.documents import fetch_folder
 from ray_on_ecs.recipes.options import fail
-from ray_on_ecs.recipes.ranks import Ranks, choice_of_rank_0, sum_over_ranks
+from ray_on_ecs.recipes.ranks import Ranks, choice_of_rank_0, rank_in_environment, sum_over_ranks
 from ray_on_ecs.recipes.token_loss import TokenLoss, base_model, has_plain_logits
 from ray_on_ecs.sdk import alive
 from ray_on_ecs.storage.filesystem import upload
@@ -191,7 +191,7 @@ def export(saved: Checkpointer, model: Any, files: ModelFiles, tokenizer: Any) -
             if parameter.requires_grad:
                 weight = parameter.detach()
                 trained[name] = weight.full_tensor() if isinstance(weight, DTensor) else weight
-    if int(os.environ.get("RANK", "0")) > 0:
+    if rank_in_environment() > 0:
         return
     with tempfile.TemporaryDirectory() as temporary:
         target = Path(temporary, "model")

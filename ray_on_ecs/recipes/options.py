@@ -7,11 +7,16 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def fail(line: str, status: int = 2) -> NoReturn:
-    """Print one line with the script's name, and exit; status 2 is an error that a restart won't fix."""
+    """Print one line with the script's name, and exit; status 2 is an error that a restart won't fix.
+
+    In a worker of Ray it is a RuntimeError, which Ray shows to the program.
+    """
+    if Path(sys.argv[0]).name == "default_worker.py":
+        raise RuntimeError(line)
     print(f"{Path(sys.argv[0]).name}: error: {' '.join(line.split())}", file=sys.stderr, flush=True)
     sys.exit(status)
 
@@ -23,6 +28,15 @@ class Options(argparse.ArgumentParser):
         super().__init__(
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse an unknown flag first: its value would be taken for an argument without a flag."""
+        for word in sys.argv[1:] if args is None else args:
+            if word == "--":
+                break
+            if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {word}; flags of ray-on-ecs run stand before the script")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print one line, and exit with status 2."""
@@ -67,15 +81,16 @@ def _within(text: str, value: float, least: float, most: float) -> float:
     return value
 
 
-def source(*built_in: str) -> Callable[[str], str]:
-    """Return a type for one of these names, an existing folder, or s3://bucket/prefix."""
+def source(*built_in: str, or_file: bool = False) -> Callable[[str], str]:
+    """Return a type for one of these names, an existing folder, or file with `or_file`, or s3://bucket/prefix."""
 
     def convert(text: str) -> str:
         if text in built_in or "://" in text:
             return text
-        if not Path(text).expanduser().is_dir():
-            names = f"{', '.join(built_in)}, " if built_in else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is not {names}a folder, or s3://bucket/prefix")
-        return str(Path(text).expanduser())
+        path = Path(text).expanduser()
+        if not path.is_dir() and not (or_file and path.is_file()):
+            names = ", ".join([*built_in, "a folder", *(["a file"] if or_file else []), "or s3://bucket/prefix"])
+            raise argparse.ArgumentTypeError(f"{text!r} is not {names}")
+        return str(path)
 
     return convert

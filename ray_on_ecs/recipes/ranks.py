@@ -27,7 +27,7 @@ def start_ranks(timeout: timedelta = timedelta(hours=1)) -> Ranks:
     torchrun and `ray-on-ecs run` set the variables RANK, WORLD_SIZE and LOCAL_RANK; without them there is one rank.
     Tensors on a GPU use NCCL, those on the CPU Gloo.
     """
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = rank_in_environment(), int(os.environ.get("WORLD_SIZE", "1"))
     is_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if is_gpu else torch.device("cpu")
     if is_gpu:
@@ -35,6 +35,11 @@ def start_ranks(timeout: timedelta = timedelta(hours=1)) -> Ranks:
     if world_size > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", timeout=timeout)
     return Ranks(rank, world_size, device)
+
+
+def rank_in_environment() -> int:
+    """Return the number of this rank, also before `start_ranks` and after `end_ranks`."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def end_ranks() -> None:

@@ -303,7 +303,9 @@ class RunDriver:
         first = of_start.get(0)
         if first and first.started_at:
             self._first_started_at = self._first_started_at or first.started_at
-            self._hardware = first.hardware
+            self._hardware = first.hardware or self._home.hardware()
+            if self._hardware:
+                self._record.workers = self._hardware["workers"]
             generation = self._directive.generation
             self.monitor.update(generation, first.step, first.metrics, first.url, first.guess, first.steps)
             self._restarts.look(first.extent)

@@ -147,7 +147,7 @@ class WorkerStatus:
         where: See `error`.
         has_left: True once the worker does nothing more.
         network: Its part in the measurement of the network, or None before.
-        hardware: From rank 0: number and kind of the workers; None if a Ray program starts them.
+        hardware: From rank 0: number and kind of the workers; None if a Ray program starts them: see Home.
     """
 
     peer: Peer | None = None

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.config import RunConfig
@@ -89,6 +90,10 @@ class Home:
     def kinds(self) -> Collection[str]:
         """Return the kinds of the nodes that the run uses."""
         return (WORKERS,)
+
+    def hardware(self) -> dict[str, Any] | None:
+        """Return the hardware of a Ray program's workers; rank 0 of a script reports it itself."""
+        return None
 
     def shortage(self) -> ResourceError | None:
         """Return the error of a Ray program that has waited too long for its workers, or None."""
@@ -208,6 +213,10 @@ class RayProgram(Home):
     def kinds(self) -> Collection[str]:
         """See Home."""
         return self._resources.kinds(self._watch.pid) or super().kinds()
+
+    def hardware(self) -> dict[str, Any] | None:
+        """See Home."""
+        return self._watch.hardware
 
     def shortage(self) -> ResourceError | None:
         """See Home."""

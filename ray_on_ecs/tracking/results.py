@@ -7,9 +7,11 @@ import io
 import logging
 import platform
 import runpy
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -126,7 +128,8 @@ def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
 
 def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
     """Return the metrics by step as an event file, for `tensorboard --logdir FOLDER`."""
-    from tensorboardX import SummaryWriter  # slow to import
+    with _without_torch():
+        from tensorboardX import SummaryWriter
 
     with tempfile.TemporaryDirectory() as folder:
         with SummaryWriter(folder) as writer:
@@ -137,6 +140,18 @@ def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes
                         writer.add_scalar(name, record[name], record[STEP], moment)
         [file] = Path(folder).iterdir()
         return file.read_bytes()
+
+
+@contextmanager
+def _without_torch() -> Generator[None]:
+    """Let tensorboardX be imported without PyTorch, which it needs for tensors alone, and which takes a second."""
+    modules: dict[str, Any] = sys.modules
+    is_hidden = modules.setdefault("torch", None) is None
+    try:
+        yield
+    finally:
+        if is_hidden:
+            del modules["torch"]
 
 
 def _versions() -> dict[str, str | None]:

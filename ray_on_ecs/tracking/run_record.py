@@ -133,7 +133,7 @@ class RunRecord:
         self._hours: Mapping[InstanceKind, float] = {}
         self._instances: Callable[[], Mapping[InstanceKind, int]] = dict
         self._end_log = EndLog(time.monotonic())
-        self._workers: int | None = None
+        self.workers: int | None = None  # of a Ray program, once it has started some
 
     @contextmanager
     def closing(self, is_ours: Callable[[], bool]) -> Generator[None]:
@@ -187,7 +187,7 @@ class RunRecord:
         The caller keeps counting the hours of the instances; `instances` returns their numbers now. `workers` is None
         if a Ray program starts them.
         """
-        self._monitor, self._hours, self._workers, self._instances = monitor, hours, workers, instances
+        self._monitor, self._hours, self.workers, self._instances = monitor, hours, workers, instances
         self._end_log = EndLog(time.monotonic(), self._config.max_hours, self._config.max_usd)
         with self._updating("training"), run_every(LOG_SECONDS, self._log.store, "run log"):
             yield
@@ -230,7 +230,7 @@ class RunRecord:
             "end": None,
             "loss": _last_loss(history) if history else printed.get("loss"),
             "metrics": {name: value for name, value in monitor.metrics.items() if name not in ("step", "time")},
-            "workers": self._workers,
+            "workers": self.workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
             "max_hours": self._config.max_hours or None,

@@ -32,9 +32,9 @@ def test_epochs_of_the_references_log() -> None:
         printed += f"{worker} [Epoch 0 | CPU: rank 0 | Batchsize: 100 | Steps: 50 | Total epoch time: {seconds}]\n"
         printed += f"{worker} [Epoch 1 | CPU: rank 0 | Batchsize: 100 | Steps: 50 | Total epoch time: 1e+02]\n"
     printed += (
-        f"{worker} epoch 0, train_loss 0.81, loss 0.6, accuracy 0.7855, seconds 21.25\n"
-        f"{worker} epoch 1, train_loss 0.51, loss 1.2e-05, accuracy 1, seconds 102\n"
-        "Result(metrics={'epoch': 1, 'accuracy': 1.0, 'seconds': 102.0}, path='/tmp')\n"
+        f"{worker} epoch 0, train_loss 0.81, test_loss 0.6, test_accuracy 0.7855, seconds 21.25\n"
+        f"{worker} epoch 1, train_loss 0.51, test_loss 1.2e-05, test_accuracy 1, seconds 102\n"
+        "Result(metrics={'epoch': 1, 'test_accuracy': 1.0, 'seconds': 102.0}, path='/tmp')\n"
     )
     assert time_to_accuracy.read_epochs(printed) == [
         {"seconds": 21.25, "test_accuracy": 0.7855, "samples_per_second": 400.0},

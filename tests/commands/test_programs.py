@@ -1,5 +1,6 @@
 """The packaged Ray programs on a head, run by `python` in its shell: kills and restarts."""
 
+import io
 import json
 import re
 import subprocess
@@ -15,10 +16,11 @@ from PIL import Image
 from tests.aws import BUCKET
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, Head
+from tests.small_images import write_small_images
 from tests.waiting import until
 
 DDP, PREPROCESS, TUNE = "training/ray_train_ddp.py", "training/preprocess.py", "examples/ray_tune.py"
-DDP_FLAGS = ("--name=killed", "--synthetic=128", "--batch-size=32")
+DDP_FLAGS = ("--name=killed", "--batch-size=32")
 
 
 @pytest.fixture(scope="module")
@@ -48,33 +50,45 @@ def run(program: str, *arguments: str, variables: dict[str, str]) -> str:
 
 @pytest.mark.fault
 def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client: Any, tmp_path: Path) -> None:
-    def finished_epochs() -> list[Any]:
+    flags = (*DDP_FLAGS, f"--data={write_small_images(tmp_path)}")
+
+    def results() -> list[Any]:
         found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/checkpoint_manager_snapshot.json")
         if not found["KeyCount"]:
             return []
         stored = s3_client.get_object(Bucket=BUCKET, Key="killed/checkpoint_manager_snapshot.json")["Body"].read()
-        return [each["metrics"]["epoch"] for each in json.loads(stored)["checkpoint_results"]]
+        return json.loads(stored)["checkpoint_results"]
 
-    with started(DDP, BUCKET, *DDP_FLAGS, "--epochs=50", variables=variables) as process:
-        until(finished_epochs, SECONDS)
+    with started(DDP, BUCKET, *flags, "--epochs=50", variables=variables) as process:
+        until(results, SECONDS)
         process.kill()
         before, _ = process.communicate()
-    [*_, last] = finished_epochs()
+    last = max(each["metrics"]["epoch"] for each in results())
     epochs = last + 2
-    after = run("training.ray_train_ddp", BUCKET, *DDP_FLAGS, f"--epochs={epochs}", variables=variables)
+    after = run("training.ray_train_ddp", BUCKET, *flags, f"--epochs={epochs}", variables=variables)
 
     place = r"\| CPU: Process rank (\d) \| Batchsize: 32 \| Steps: 2 \| Total epoch time: [\d.]+\]"
     lines = re.findall(rf"\[Epoch (\d+) {place}", after)
     assert sorted(lines) == sorted((str(epoch), rank) for epoch in range(last + 1, epochs) for rank in "01"), after
     assert {"0"} <= {epoch for epoch, _ in re.findall(rf"\[Epoch (\d+) {place}", before)}, before
-    keys = [each["Key"] for each in s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/")["Contents"]]
-    s3_client.download_file(BUCKET, max(key for key in keys if key.endswith("state.pt")), tmp_path / "state.pt")
+
+    def read(name: str) -> bytes:
+        return s3_client.get_object(Bucket=BUCKET, Key=f"killed/{name}")["Body"].read()
+
+    def newest(each: dict[str, Any]) -> int:
+        return each["metrics"]["epoch"]
+
     import torch  # takes seconds
 
-    steps = torch.load(tmp_path / "state.pt")["optimizer"]["state"][0]["step"]
+    kept = results()
+    folder = max(kept, key=newest)["checkpoint_dir_name"]
+    steps = torch.load(io.BytesIO(read(f"{folder}/optimizer.pt")))["state"][0]["step"]
     assert steps == 2 * epochs
-    s3_client.download_file(BUCKET, "killed/model.pt", tmp_path / "model.pt")
-    assert torch.load(tmp_path / "model.pt")["conv1.weight"].shape == (64, 1, 7, 7)
+    assert read("model.safetensors") == read(f"{folder}/model.safetensors")
+    best = max(kept, key=lambda each: (each["metrics"]["test_accuracy"], newest(each)))
+    assert read("best.safetensors") == read(f"{best['checkpoint_dir_name']}/model.safetensors")
+    keys = [each["Key"] for each in s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/")["Contents"]]
+    assert len(kept) == len([key for key in keys if key.endswith("optimizer.pt")]) <= 2, "the best one and the last one"
 
 
 @pytest.mark.fault

@@ -94,7 +94,8 @@ WORKERS_OF_RUNS = """
 import json
 from ray_on_ecs.node import api, ports
 url = f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/actors?detail=1&limit=1000"
-actors = [each for each in api.ask(url)["data"]["result"]["result"] if each["class_name"] == "ScriptActor"]
+of_runs = ("RayTrainWorker", "ScriptActor")
+actors = [each for each in api.ask(url)["data"]["result"]["result"] if each["class_name"] in of_runs]
 print(json.dumps([(each["state"], each["node_id"]) for each in actors]))
 """
 # Arguments: the names of two runs. Prints whether their models are equal.
@@ -360,14 +361,14 @@ class Cluster:
         return [f"--add-host={host}:{self.engine.address(name, self.network)}" for host, name in known.items()]
 
     def submit(self, run_name: str, *flags: str) -> list[str]:
-        """The command that the stack's `train_command` runs in the head, with a run's name and flags of the script."""
-        inside = re.search(r"exec -it \$c ray-on-ecs run (.*)$", commands.train(2))
-        assert inside is not None
-        return ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags]
+        """The command of a run of the image classifier on two workers, with flags of the script."""
+        return ["ray-on-ecs", "run", f"--run-name={run_name}", "--num-workers=2", "image_classifier.py", *flags]
 
     def train(self, run_name: str, *flags: str, seconds: float = 600) -> str:
-        """Train to the end and return the job's log."""
-        command = self.submit(run_name, *flags)
+        """Train to the end by the stack's `train_command`, with flags of the script, and return the job's log."""
+        inside = re.search(r"exec -it \$c ray-on-ecs run (.*)$", commands.train(2))
+        assert inside is not None
+        command = ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags, "--no-use-gpu"]
         done = self.engine.run("exec", self.head, *command, check=False, timeout=seconds)
         assert done.returncode == 0, done.stdout + done.stderr + self.engine.logs(self.head)[-8000:]
         return done.stdout

@@ -6,7 +6,7 @@ import re
 from tests.containers.cluster import SIZE, Cluster, Trained
 from tests.waiting import until
 
-RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "run.json"}
+RESULTS = {"result.json", "metrics.jsonl", "curves.png", "best.safetensors", "model.safetensors", "run.json"}
 
 
 def test_nodes_join_with_the_resources_of_their_task(cluster: Cluster) -> None:
@@ -38,7 +38,7 @@ def test_train_command_uses_two_workers_and_the_bucket(cluster: Cluster, trained
     assert cluster.trained_on() == set(addresses.values()), f"one rank on each worker and none on the head {head}"
     keys = cluster.keys(f"runs/{trained.name}/")
     assert keys >= RESULTS
-    assert any(key.startswith("checkpoints/step-") for key in keys)
+    assert any(key.startswith("ray/") and key.endswith("/optimizer.pt") for key in keys)
     result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
     assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes cost a dollar a second each"

@@ -15,7 +15,9 @@ from infra.definitions import commands
 
 
 def test_train_command_submits_in_the_head_container() -> None:
-    assert commands.train(2).endswith("sudo docker exec -it $c ray-on-ecs run --num-workers 2 image_classifier.py")
+    assert commands.train(2).endswith(
+        "sudo docker exec -it $c ray-on-ecs run ray_train_ddp.py --num-workers 2 --use-gpu"
+    )
 
 
 def test_session_command_names_region_instance_and_document() -> None:
@@ -70,7 +72,7 @@ def test_train_command_waits_for_the_head(tmp_path: Path) -> None:
     *looks, last = (tmp_path / "calls").read_text().splitlines()
     find = "docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
     assert looks == [find, find]
-    assert last == "docker exec -it 0af1 ray-on-ecs run --num-workers 2 image_classifier.py"
+    assert last == "docker exec -it 0af1 ray-on-ecs run ray_train_ddp.py --num-workers 2 --use-gpu"
 
 
 def test_train_command_without_gpus_sets_no_workers() -> None:

@@ -26,14 +26,14 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [
-        (DDP, ["--epochs=0"], "argument --epochs: '0' is not a number of at least 1"),
-        (DDP, ["--lr=nan"], "argument --lr: nan is not positive"),
+        (DDP, ["--epochs=0"], "argument --epochs: 0 must be at least 1"),
+        (DDP, ["--lr=nan"], "argument --lr: 'nan' is not a number"),
         (DDP, ["--name=a/b"], "argument --name: 'a/b'"),
         (DDP, ["Results"], "write a folder as ./Results"),
-        (DDP, ["s3://missing-bucket", "--synthetic"], "s3://missing-bucket: this bucket does not exist"),
-        (DDP, ["--data-dir=/nowhere"], "argument --data-dir: Fashion-MNIST is not in /nowhere/FashionMNIST/raw"),
-        (PREPROCESS, ["--batch-size=0"], "argument --batch-size: 0 is not at least 1"),
-        (PREPROCESS, ["--images=/nowhere"], "argument --images:"),
+        (DDP, ["s3://missing-bucket"], "argument BUCKET: s3://missing-bucket: this bucket does not exist"),
+        (DDP, ["--data=/nowhere"], "argument --data: '/nowhere' is not auto, fashion-mnist, digits, a folder"),
+        (PREPROCESS, ["--batch-size=0"], "argument --batch-size: 0 must be at least 1"),
+        (PREPROCESS, ["--images=/nowhere"], "argument --images: "),
         (TUNE, ["--samples=0"], "--samples and --epochs are at least 1"),
     ],
     ids=["epochs", "rate", "name", "folder", "bucket", "data", "batch", "images", "trials"],
@@ -59,4 +59,4 @@ def test_process_prints_nothing_else() -> None:
     command = [sys.executable, str(REPOSITORY / DDP), "--epochs=0"]
     process = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == "ray_train_ddp.py: error: argument --epochs: '0' is not a number of at least 1\n"
+    assert process.stderr == "ray_train_ddp.py: error: argument --epochs: 0 must be at least 1\n"

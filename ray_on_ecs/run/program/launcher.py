@@ -10,14 +10,17 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.command import RAY_SETTINGS
-from ray_on_ecs.config import JOB_VARIABLE
+from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
 from ray_on_ecs.run.launcher import Process, Start
+from ray_on_ecs.run.pool_choice import default_workers
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.run.program import main as program_main
 from ray_on_ecs.run.program import worker as program_worker
@@ -83,6 +86,7 @@ class ProgramLauncher:
             **RAY_SETTINGS,
             **OF_RAY_TRAIN,
             **path,
+            **stack_gpus(config),
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.worker_timeout + 60.0),
             CHANGE_FOLDER: "0",
@@ -112,6 +116,18 @@ class ProgramLauncher:
             pass
         except OSError as cause:
             logger.warning(f"the trials could not be stored, and will be tried again ({one_line(cause)})")
+
+
+def stack_gpus(config: RunConfig) -> dict[str, str]:
+    """Return the variable with the GPUs that a script would get by default, which may not be there yet; on a stack.
+
+    It is 0 on a stack without GPUs, which starts CPU nodes for a program.
+    """
+    info = read_cluster_info()
+    if info and not any(group["gpu"] for group in info["groups"].values()):
+        return {"STACK_GPUS": "0"}
+    number = default_workers(replace(config, driver=False), info) if info else None
+    return {"STACK_GPUS": str(number)} if number else {}
 
 
 def _job(variables: dict[str, str]) -> dict[str, Any]:

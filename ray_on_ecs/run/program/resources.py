@@ -1,4 +1,4 @@
-"""The resources of a Ray program: the nodes that it uses, and what it waits for."""
+"""The resources of a Ray program: the nodes that it uses, its workers there, and what it waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -30,15 +30,21 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0  # a look asks Ray's head
 # A program that fails so soon after one of its nodes was draining has failed for that.
 RECLAIMED_SECONDS = 180.0
+HEAD = "node:__internal_head__"  # a resource that Ray gives to the head
 # CPUs and GPUs by their names; a part of one is a number below 1.
 Needs = Counter[Any]
 WAITING = ("PENDING", "RESCHEDULING")
 
 
 def instances(pid: int) -> Counter[InstanceKind]:
-    """Return the number of instances of each kind on which the program has places or actors; none if Ray is away."""
+    """Return the number of instances of each kind on which the program has places or actors; none if Ray is away.
+
+    The head is not a cost of a run, though Ray Train's controller is an actor there.
+    """
     try:
-        return instances_of(nodes(pid))
+        names = nodes(pid)
+        heads = {node["NodeID"] for node in alive_nodes() if HEAD in node["Resources"]} if names else set()
+        return instances_of(names - heads)
     except RAY_ERRORS:
         return Counter()
 
@@ -61,6 +67,29 @@ def kinds(pid: int) -> set[str]:
     except RAY_ERRORS:
         return set()
     return {kind for kind in found if kind and info["groups"][kind]["gpu"]}
+
+
+def hardware(pid: int) -> dict[str, Any] | None:
+    """Return the hardware of the program's workers, as rank 0 of a script reports it; None while there are none.
+
+    Its workers are the bundles of its placement groups, those with a GPU if there are any; without groups its actors,
+    of which Ray does not tell the threads.
+    """
+    try:
+        jobs = _jobs(pid)
+        resources = {node["NodeID"]: node["Resources"] for node in alive_nodes()} if jobs else {}
+        places = [place for place in _places(jobs) if place[0] in resources] if jobs else []
+        actors = [] if places else [node for node in _actors(jobs) if node in resources]
+    except RAY_ERRORS:
+        return None
+    if not (places or actors):
+        return None
+    on_gpus = [place for place in places if place[1].get("GPU")]
+    workers = on_gpus or places
+    node = resources[workers[0][0] if workers else actors[0]]
+    device = _gpu_of(node) if on_gpus or (actors and node.get("GPU")) else "CPU"
+    threads = {"threads_per_worker": max(int(workers[0][1].get("CPU", 1)), 1)} if workers else {}
+    return {"workers": len(workers or actors), "device": device, **threads, "node_cpus": int(node.get("CPU", 0))}
 
 
 def requests(pid: int) -> list[Request]:
@@ -104,6 +133,7 @@ class ProgramWatch:
         pid: The process whose descendant the program is; 0 while it does not run.
         waits_since: When the present wait began (`time.monotonic`), or None.
         unmet: The line for a request that no pool of the stack can hold; or empty.
+        hardware: That of the program's workers when it had most of them; see `hardware`.
     """
 
     def __init__(
@@ -113,15 +143,18 @@ class ProgramWatch:
         nodes: Callable[[int], Collection[str]] = nodes,
         draining: Callable[[], Collection[str]] = draining_nodes,
         requests: Callable[[int], list[Request]] = requests,
+        hardware: Callable[[int], dict[str, Any] | None] = hardware,
     ) -> None:
         self._on_wait, self._missing = on_wait, missing
         self._find_nodes, self._find_draining, self._requests = nodes, draining, requests
+        self._find_hardware = hardware
         self._nodes: Collection[str] = ()
         self._reclaimed_at = -math.inf
         self._last_needs: Needs = Counter()
         self._reported_needs: Needs = Counter()
         self._shortage: Shortage | None = None
         self.unmet = ""
+        self.hardware: dict[str, Any] | None = None
         self.pid = 0
         self.waits_since: float | None = None
 
@@ -157,6 +190,9 @@ class ProgramWatch:
 
     def _look(self) -> None:
         self._look_at_nodes()
+        seen = filter(None, (self.hardware, self._find_hardware(self.pid)))
+        # Ray Train's controller is an actor before its workers have places.
+        self.hardware = max(seen, key=lambda each: ("threads_per_worker" in each, each["workers"]), default=None)
         needs = self._missing(self.pid)
         if not needs:
             self.waits_since = self._shortage = None
@@ -210,8 +246,23 @@ def _jobs(pid: int) -> set[str]:
 
 
 def _nodes(jobs: set[str]) -> set[str]:
-    places = {
-        node for group in placement_groups(jobs).values() for node in group["bundles_to_node_id"].values() if node
-    }
+    return {node for node, _ in _places(jobs)} | set(_actors(jobs))
+
+
+def _places(jobs: Collection[str]) -> list[tuple[str, Mapping[str, float]]]:
+    """Return the node of each place in the jobs' placement groups, with the bundle of resources there."""
+    groups = placement_groups(jobs).values()
+    of_groups = ((group["bundles"], group["bundles_to_node_id"]) for group in groups)
+    return [(node, bundles[index]) for bundles, places in of_groups for index, node in places.items() if node]
+
+
+def _actors(jobs: Collection[str]) -> list[str]:
+    """Return the node of each actor of the jobs."""
     actors = [actor for job in jobs for actor in actors_of(job) if actor["State"] == "ALIVE"]
-    return places | {actor["Address"]["NodeID"] for actor in actors}
+    return [actor["Address"]["NodeID"] for actor in actors]
+
+
+def _gpu_of(resources: Mapping[str, float]) -> str:
+    """Return the name of a node's GPU, which Ray gives as a resource such as `accelerator_type:A10G`."""
+    kinds = (name.partition(":")[2] for name in resources if name.startswith("accelerator_type:"))
+    return next(kinds, "GPU")

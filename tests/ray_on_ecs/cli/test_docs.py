@@ -60,7 +60,7 @@ def test_shown_commands_have_known_flags(document: str) -> None:
 def helps(capsys: pytest.CaptureFixture[str]) -> str:
     """The flags of a run and of the packaged jobs."""
     main(["run", "--help"])
-    jobs = [ROOT / "training" / f"{name}.py" for name in ("image_classifier", "language_model")]
+    jobs = [ROOT / "training" / f"{name}.py" for name in ("image_classifier", "language_model", "ray_train_ddp")]
     return capsys.readouterr().out + "".join(
         subprocess.run([sys.executable, str(job), "--help"], text=True, capture_output=True, check=True).stdout
         for job in jobs

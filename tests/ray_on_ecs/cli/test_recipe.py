@@ -49,7 +49,7 @@ def test_target_is_a_file_or_folder(target: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nothing"], "NAME: unknown recipe 'nothing'; use image_classifier"),
+        (["nothing"], "NAME: unknown recipe 'nothing'; use ray_train_ddp, image_classifier"),
         (["image_classifier", "here.py"], "FILE: 'here.py' exists; give another name"),
         (["image_classifier", "nowhere/"], "FILE: 'nowhere/image_classifier.py' can't be written (No such file"),
         (["image_classifier", "nowhere/x.py"], "FILE: 'nowhere/x.py' can't be written (No such file or directory)"),

@@ -118,6 +118,7 @@ def test_files_of_all_kinds_are_documents(tmp_path: Path, capsys: pytest.Capture
     read = documents.read_documents(str(tmp_path), validation_fraction=0.25)
     assert (len(read.validation), read.are_chats) == (2, False)
     assert sorted([*read.training["text"], *read.validation["text"]]) == sorted(rows["text"])
+    assert documents.read_rows(str(tmp_path / "a.txt"), "--data", None)[0]["text"] == ["one\n\ntwo\n"]
     train, validation = documents.split(rows.select([0]), columns, 0.25)
     assert [train[0]["text"], validation[0]["text"]] == ["one\n\ntw", "o\n"]
 

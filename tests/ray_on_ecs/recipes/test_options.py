@@ -18,6 +18,7 @@ from ray_on_ecs.recipes import options
         (options.number(above=0), "0.5", 0.5),
         (options.source("digits"), "digits", "digits"),
         (options.source(), "s3://bucket/prefix", "s3://bucket/prefix"),
+        (options.source(or_file=True), __file__, __file__),
     ],
 )
 def test_values_are_converted(convert: options.Callable[[str], object], text: str, value: object) -> None:
@@ -35,6 +36,8 @@ def test_values_are_converted(convert: options.Callable[[str], object], text: st
         (options.number(above=0), "0", "0 must be more than 0"),
         (options.number(0, 1), "1.5", "1.5 must be at most 1"),
         (options.source("digits"), "nowhere", "'nowhere' is not digits, a folder, or s3://bucket/prefix"),
+        (options.source(), __file__, "py' is not a folder, or s3://bucket/prefix"),
+        (options.source("python", or_file=True), "nowhere", "is not python, a folder, a file, or s3://bucket/prefix"),
     ],
 )
 def test_a_wrong_value_names_the_rule(convert: options.Callable[[str], object], text: str, line: str) -> None:
@@ -52,9 +55,18 @@ def test_errors_have_the_name_of_the_copy(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(sys, "argv", ["/somewhere/flowers.py"])
     parser = options.Options("Trains on flowers.")
     parser.add_argument("--epochs", type=options.whole())
-    for flags in (["--epochs", "0"], ["--epoch", "1"]):
+    parser.add_argument("bucket", nargs="?", type=options.whole())
+    for flags in (["--epochs", "0"], ["--epoch", "first"], ["--run-name=first", "1"]):
         with pytest.raises(SystemExit) as end:
             parser.parse_args(flags)
         assert end.value.code == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("flowers.py: error: ")
+        assert flags[0].partition("=")[0] in line
+    assert parser.parse_args(["--epochs=2", "--", "3"]).bucket == 3
+
+
+def test_a_worker_of_ray_raises_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/ray/_private/workers/default_worker.py"])
+    with pytest.raises(RuntimeError, match="the images can't be read"):
+        options.fail("the images can't be read")

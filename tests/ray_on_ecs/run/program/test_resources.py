@@ -1,4 +1,4 @@
-"""The nodes of a Ray program: a limited wait, reported once, and failures excused by lost nodes."""
+"""The nodes of a Ray program: a limited wait, reported once, failures excused by lost nodes, and its hardware."""
 
 from collections import Counter
 from typing import Any
@@ -33,8 +33,14 @@ class Program:
         self.nodes: set[str] = set()
         self.draining: set[str] = set()
         self.requests: list[Request] = []
+        self.hardware: dict[str, Any] | None = None
         self.watch = program_resources.ProgramWatch(
-            self.told.append, self._read, lambda pid: self.nodes, lambda: self.draining, lambda pid: self.requests
+            self.told.append,
+            self._read,
+            lambda pid: self.nodes,
+            lambda: self.draining,
+            lambda pid: self.requests,
+            lambda pid: self.hardware,
         )
 
     def _read(self, pid: int) -> Any:
@@ -171,6 +177,17 @@ def test_group_of_the_first_request_is_looked_at(clock: Clock, monkeypatch: pyte
     needed.assert_called_once_with(8, "h100-workers", STACK, use_gpu=True)
 
 
+def test_instances_are_those_beside_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [
+        {"NodeID": "head", "Resources": {"node:__internal_head__": 1.0}},
+        {"NodeID": "gpu", "Resources": {"GPU": 1.0}},
+    ]
+    monkeypatch.setattr(program_resources, "alive_nodes", lambda: table)
+    monkeypatch.setattr(program_resources, "nodes", lambda pid: {"head", "gpu"})
+    monkeypatch.setattr(program_resources, "instances_of", lambda names: Counter(names))
+    assert program_resources.instances(1) == Counter({"gpu": 1})
+
+
 def test_kinds_are_those_of_the_nodes_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {"a": {}, "b": {"ray.io/node-group": "h100"}, "c": {"ray.io/node-group": "another"}}
     table = [{"NodeID": name, "Labels": each} for name, each in labels.items()]
@@ -186,6 +203,48 @@ def test_kinds_are_those_of_the_nodes_in_use(monkeypatch: pytest.MonkeyPatch) ->
         assert program_resources.kinds(1) == kinds
     monkeypatch.setattr(program_resources, "read_cluster_info", lambda: None)
     assert program_resources.kinds(1) == set()
+
+
+HEAD_NODE, GPU_NODE = {"CPU": 2.0}, {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A10G": 1.0}
+A_GPU = ("gpu", {"CPU": 3.0, "GPU": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("places", "actors", "hardware"),
+    [
+        ([], [], None),
+        ([("head", {"CPU": 1.0})] * 2, ["head"] * 3, (2, "CPU", 1, 2)),
+        ([A_GPU, A_GPU], ["head", "gpu", "gpu"], (2, "A10G", 3, 8)),
+        ([("head", {"CPU": 1.0}), ("gpu", {"GPU": 0.5})], [], (1, "A10G", 1, 8)),
+        ([("lost", {"CPU": 1.0}), ("gpu", {"CPU": 2.0})], [], (1, "CPU", 2, 8)),
+        ([], ["gpu", "lost", "gpu"], (2, "A10G", None, 8)),
+    ],
+)
+def test_hardware_is_that_of_places_or_actors(
+    monkeypatch: pytest.MonkeyPatch, places: Any, actors: list[str], hardware: Any
+) -> None:
+    groups = {
+        str(number): {"bundles": {0: bundle, 1: bundle}, "bundles_to_node_id": {0: node, 1: ""}}
+        for number, (node, bundle) in enumerate(places)
+    }
+    table = [{"State": "ALIVE", "Address": {"NodeID": node}} for node in actors]
+    nodes = [{"NodeID": name, "Resources": each} for name, each in (("head", HEAD_NODE), ("gpu", GPU_NODE))]
+    monkeypatch.setattr(program_resources, "_jobs", lambda pid: {"01"})
+    monkeypatch.setattr(program_resources, "placement_groups", lambda jobs: groups)
+    monkeypatch.setattr(program_resources, "actors_of", lambda job: [*table, {"State": "DEAD", "Address": {}}])
+    monkeypatch.setattr(program_resources, "alive_nodes", lambda: nodes)
+    found = program_resources.hardware(1)
+    names = ("workers", "device", "threads_per_worker", "node_cpus")
+    assert (found and tuple(map(found.get, names))) == hardware
+
+
+def test_most_workers_with_places_are_kept(clock: Clock) -> None:
+    program = Program()
+    placed, fewer = {"workers": 2, "threads_per_worker": 1}, {"workers": 1, "threads_per_worker": 1}
+    for found in (None, {"workers": 3}, fewer, placed, fewer, {"workers": 3}, None):
+        program.hardware = found
+        program.watch.look()
+    assert program.watch.hardware == placed
 
 
 def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

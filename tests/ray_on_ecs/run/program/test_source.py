@@ -113,6 +113,8 @@ def test_settings_without_effect_are_refused(flags: list[str]) -> None:
         parse(["--driver", *flags, "s.py"], {})
 
 
-def test_num_workers_of_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_and_device_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
-    assert parse(["--driver", "s.py"]).workers is None
+    monkeypatch.setenv("RAY_ON_ECS_DEVICE", "cpu")
+    found = parse(["--driver", "s.py"])
+    assert (found.workers, found.device) == (None, "auto")
