@@ -30,7 +30,7 @@ runpy.run_path(copy, run_name="__main__")
 WRONG = {"network_bench": "--times=0"}
 FLAGS = {
     "image_classifier": ("--data=digits", "--samples=32", "--batch-size=16", "--epochs=1"),
-    "language_model": ("--max-steps=1", "--context=64", "--global-batch-size=1"),
+    "language_model": ("--data=words.txt", "--max-steps=1", "--context=64", "--global-batch-size=1"),
     "network_bench": ("--max-mib=1", "--times=1"),
     "preprocess": ("./out", "--name=first", "--records=16", "--size=32", "--blurs=1", "--batch-size=8", "--epochs=1"),
     "ray_train_ddp": ("./out", "--name=first", "--data=digits", "--num-workers=1", "--batch-size=512", "--epochs=1"),
@@ -80,6 +80,7 @@ def test_renamed_copy_trains_and_names_itself(name: str, installed: Path, tmp_pa
     assert run("-c", "import ray_on_ecs; print(ray_on_ecs.__file__)").stdout.startswith(str(installed))
     assert name in run("-m", "ray_on_ecs", "recipe", "list").stdout
     run("-m", "ray_on_ecs", "recipe", "copy", name, "mine.py")
+    (tmp_path / "words.txt").write_text("It trains on its own words. " * 99)
     done = run("-c", TWICE, "mine.py", WRONG.get(name, "--epochs=0"), *FLAGS[name])
     assert done.stdout.startswith("2\n"), done.stdout
     [line] = [line for line in done.stderr.splitlines() if "error: " in line]

@@ -96,7 +96,7 @@ def losses(output: str) -> list[float]:
         (["--lr=nan"], "argument --lr: 'nan' is not a number"),
         (["--validation-fraction=0.6"], "argument --validation-fraction: 0.6 must be at most 0.5"),
         (["--model=Qwen/Qwen3-0.6B"], "'Qwen/Qwen3-0.6B' is not tiny, a folder, or s3://bucket/prefix"),
-        (["--data=nowhere"], "'nowhere' is not python, a folder, or s3://bucket/prefix"),
+        (["--data=nowhere"], "'nowhere' is not python, a folder, a file, or s3://bucket/prefix"),
         (["--typo"], "unrecognized arguments: --typo"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import fields
 import click
 import pytest
 
-from ray_on_ecs.cli.main import COMMANDS, command_line, main
+from ray_on_ecs.cli.main import COMMANDS, command_line
 from ray_on_ecs.cluster import jobs
 from ray_on_ecs.config import RunConfig
 from tests.test_docs import DOCUMENTS, ROOT
@@ -21,6 +21,15 @@ PAGES_OF_RUNS = (
     "checkpoints", "fault-tolerance", "model-sizes", "ray-programs", "recipes", "run-folder", "scripts",
     "troubleshooting",
 )  # fmt: skip
+# Prints the help of several programs.
+HELP = """
+import runpy, sys
+from contextlib import suppress
+for program in sys.argv[1:]:
+    sys.argv = [program, "--help"]
+    with suppress(SystemExit):
+        runpy.run_path(program, run_name="__main__")
+"""
 OF_OTHER_TOOLS = {
     "--build",
     "--data-dir",
@@ -41,8 +50,7 @@ OF_OTHER_TOOLS = {
 }
 
 
-def test_mentioned_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    known = helps(capsys)
+def test_mentioned_flags_exist(known: str) -> None:
     text = README + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES_OF_RUNS)
     for flag in mentioned(text) - OF_OTHER_TOOLS - of_the_laptop():
         assert re.search(rf"{flag}\b", known), f"{flag} is not a flag of a command"
@@ -57,18 +65,17 @@ def test_shown_commands_have_known_flags(document: str) -> None:
         assert mentioned(re.split(r"\.py\b|\$script|-m [\w.]+", line.partition("  #")[0])[0]) <= known, line
 
 
-def helps(capsys: pytest.CaptureFixture[str]) -> str:
-    """The flags of a run and of the packaged jobs."""
-    main(["run", "--help"])
-    jobs = [ROOT / "training" / f"{name}.py" for name in ("image_classifier", "language_model", "ray_train_ddp")]
-    return capsys.readouterr().out + "".join(
-        subprocess.run([sys.executable, str(job), "--help"], text=True, capture_output=True, check=True).stdout
-        for job in jobs
+@pytest.fixture(scope="module")
+def known() -> str:
+    """The flags of a run and of the packaged jobs, whose process imports PyTorch once."""
+    jobs = [str(ROOT / "training" / f"{name}.py") for name in ("image_classifier", "language_model", "ray_train_ddp")]
+    help_of_all = [sys.executable, "-c", HELP, *jobs]
+    return str(command_line.get_command(click.Context(command_line), "run").get_help(click.Context(command_line))) + (
+        subprocess.run(help_of_all, text=True, capture_output=True, check=True).stdout
     )
 
 
-def test_flags_of_the_cli_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    known = helps(capsys)
+def test_flags_of_the_cli_page_exist(known: str) -> None:
     for flag in mentioned(CLI) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
         assert re.search(rf"{flag}\b", known), flag
     assert set(first_words(CLI)) == set(COMMANDS)
