@@ -58,9 +58,9 @@ def test_mentioned_flags_exist(known: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_shown_commands_have_known_flags(document: str) -> None:
-    """Flags of the lines that start with ray-on-ecs, up to the script."""
+    """Flags of the lines that start with ray-on-ecs or its prompt, up to the script."""
     known = of_the_laptop()
-    for line in re.findall(r"^ray-on-ecs (.*)", (ROOT / document).read_text(), flags=re.MULTILINE):
+    for line in re.findall(r"^(?:\$ )?ray-on-ecs (.*)", (ROOT / document).read_text(), flags=re.MULTILINE):
         assert line.split()[0] in COMMANDS, line
         assert mentioned(re.split(r"\.py\b|\$script|-m [\w.]+", line.partition("  #")[0])[0]) <= known, line
 
