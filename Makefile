@@ -64,6 +64,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
+	$(BIN)/shellcheck --severity=warning .ci/run .devcontainer/install infra/definitions/*.sh
 	$(BIN)/lint-imports
 
 # bandit fails at a finding of medium or high severity without a `# nosec` and its reason.
