@@ -35,10 +35,11 @@ def on_config(config: Any) -> None:
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the pages outside `docs/`, and the script that draws diagrams."""
+    """Add the pages outside `docs/`, the script that draws diagrams, and the style."""
     for source, name in PAGES.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
     files.append(File.generated(config, MERMAID, abs_src_path=os.environ["MERMAID"]))
+    files.append(File.generated(config, "assets/site.css", abs_src_path=str(ROOT / "website" / "site.css")))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -50,8 +51,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         path = os.path.normpath(folder / match["path"])
         if not (ROOT / path).exists():
             return match[0]
-        name = PAGES.get(path, path.removeprefix("docs/"))
-        if path.startswith("docs/") or path in PAGES:
+        if path in PAGES or (path.startswith("docs/") and (ROOT / path).is_file() and not path.endswith(".py")):
+            name = PAGES.get(path, path.removeprefix("docs/"))
             target = os.path.relpath(name, PurePosixPath(page.file.src_uri).parent)
         elif config.repo_url:
             target = f"{config.repo_url}/blob/HEAD/{path}"
