@@ -10,6 +10,7 @@
 # make test-faults   kill parts of a cluster during training
 # make docker/.env       write a random token for the cluster of docker/compose.yaml
 # make test-containers   test the image as containers: a head, two workers and an S3
+# make site    build the documentation's site in site/; needs npm
 # make bench   compare the training with a plain loop
 # make drills  disturb training runs at random moments, N times in each way
 # Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 to 3.13 are tested,
@@ -26,6 +27,9 @@ CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 INFRA := $(VENV)-infra
 AUDIT := $(VENV)-audit
+SITE := $(VENV)-site
+# What draws diagrams; Material would load it from elsewhere.
+MERMAID := mermaid-11.17.2
 # The database of pip-audit.
 ADVISORIES := https://pypi.org/pypi/pip/25.1/json
 INFRA_TESTS := tests/infra tests/emulator $(addprefix tests/test_,$(addsuffix .py,contract deployer docs imports program))
@@ -33,7 +37,7 @@ PIP := python -m pip install --quiet
 LOCK := docker/requirements.lock
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: help train test check audit lock image image-size bench drills emulate test-infra test-ray test-faults test-containers
+.PHONY: help train test check audit lock image image-size site bench drills emulate test-infra test-ray test-faults test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -65,6 +69,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
+	$(BIN)/shellcheck --severity=warning .ci/run .devcontainer/install infra/definitions/*.sh
 	$(BIN)/lint-imports
 
 # bandit fails at a finding of medium or high severity without a `# nosec` and its reason.
@@ -93,6 +98,9 @@ docker/.env:
 
 image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image_size $(CONTAINER_ENGINE)
+
+site: $(SITE)/.site
+	MERMAID=$(SITE)/package/dist/mermaid.min.js NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 
 bench: $(VENV)/.test
 	$(BIN)/python -m bench $(ARGS)
@@ -124,6 +132,13 @@ $(INFRA)/.test: pyproject.toml requirements.txt
 	$(INFRA)/bin/$(PIP) --upgrade 'pip>=25.1'
 	$(INFRA)/bin/$(PIP) --require-hashes --requirement requirements.txt
 	$(INFRA)/bin/$(PIP) --group infra
+	@touch $@
+
+$(SITE)/.site: pyproject.toml Makefile
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/$(PIP) --upgrade 'pip>=25.1'
+	$(SITE)/bin/$(PIP) --group site
+	cd $(SITE) && npm pack --silent $(subst -,@,$(MERMAID)) && tar -xzf $(MERMAID).tgz package/dist/mermaid.min.js
 	@touch $@
 
 $(AUDIT)/.audit:

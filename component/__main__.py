@@ -13,7 +13,6 @@ sys.path.append(str(Path(__file__).parents[1]))  # where infra/ and component/ a
 
 from component.ray_cluster import RayCluster
 from infra.errors import Refusal
-from ray_on_ecs import __version__
 
 
 class Host(ComponentProvider):
@@ -30,4 +29,5 @@ class Host(ComponentProvider):
 
 
 if __name__ == "__main__":
-    main(Host([RayCluster], "ray-on-ecs", version=__version__), sys.argv[1:])
+    # Pulumi's own default; the schema needs a version, and that of the package need not be a semantic one.
+    main(Host([RayCluster], "ray-on-ecs", version="0.0.0"), sys.argv[1:])

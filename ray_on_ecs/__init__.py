@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ray_on_ecs.checkpoint.microbatches import microbatches
     from ray_on_ecs.checkpoint.sampler import DistributedSampler
 
+    __version__: str
+
 __all__ = [
     "Checkpointer",
     "DistributedSampler",
@@ -39,10 +41,20 @@ _MODULES = {
     "microbatches": "microbatches",
     "saved_progress": "checkpointer",
 }
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _MODULES:
         return getattr(import_module(f"ray_on_ecs.checkpoint.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib import metadata  # takes longer than the rest of this package
+
+    try:
+        return metadata.version("ray-on-ecs")
+    except metadata.PackageNotFoundError:  # a copy that is not installed
+        return "0.0.0"

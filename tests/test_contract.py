@@ -13,7 +13,6 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-import ray_on_ecs
 from infra.definitions import commands, containers, policies
 from infra.definitions.sizing import GPUS_TOO_OLD, TaskSize
 from ray_on_ecs.cli.recipe import RECIPES
@@ -97,11 +96,6 @@ def own_mounts(container: containers.Container) -> list[dict[str, Any]]:
 def kept(mount: dict[str, str]) -> bool:
     """Return whether the volume outlives its task."""
     return mount["sourceVolume"] == containers.STATE_VOLUME
-
-
-def test_image_version_is_the_package_version() -> None:
-    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
-    assert f"ARG VERSION={ray_on_ecs.__version__}\n" in dockerfile
 
 
 def test_head_variables_set_job_defaults() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-import ray_on_ecs
 from ray_on_ecs.errors import DISK_FULL, Interrupted, TrainingError
 from ray_on_ecs.signals import SIGNALLED, leave_terminals, open_terminals
 
@@ -95,7 +94,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
 )
-@click.version_option(ray_on_ecs.__version__, prog_name="ray-on-ecs")
+@click.version_option(package_name="ray-on-ecs", prog_name="ray-on-ecs")
 def command_line() -> None:
     """Group of the commands; its help is ABOUT."""
 

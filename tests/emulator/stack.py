@@ -68,13 +68,13 @@ class Stack:
     def up(self, schema: dict[str, Any], changes: dict[str, str]) -> list[str]:
         """Make AWS like the program under a changed configuration, and return problems and the provider's warnings."""
         try:
-            changed, plan, found = self.preview(schema, changes)
-            for kind, addresses in found.items():
+            changed, plan, by_kind = self.preview(schema, changes)
+            for kind, addresses in by_kind.items():
                 print(f"   {kind} {len(addresses)}:", *addresses[:MANY], *["…"][: len(addresses) // MANY])
-            self._forget({*found["delete"], *found["replace"]} & self.plan.retained)
-            self.generations.update(found["replace"])
-            self._write(plan, found["replace"])
-            told = self.terraform.apply(*(f"-replace={address}" for address in found.get("force", ())))
+            self._forget({*by_kind["delete"], *by_kind["replace"]} & self.plan.retained)
+            self.generations.update(by_kind["replace"])
+            self._write(plan, by_kind["replace"])
+            told = self.terraform.apply(*(f"-replace={address}" for address in by_kind.get("force", ())))
         except Refused:
             self._write(self.plan)
             raise
@@ -97,11 +97,11 @@ class Stack:
         if not addresses:
             return
         state = self.terraform.json("show").get("values", {}).get("root_module", {}).get("resources", [])
-        found = {each["address"]: each["values"] for each in state if each["address"] in addresses}
-        if found:
-            self.terraform.run("state rm", *found)
-        for address in found.keys() & self.plan.retained:
-            self.kept |= {value for value in found[address].values() if isinstance(value, str)}
+        values = {resource["address"]: resource["values"] for resource in state if resource["address"] in addresses}
+        if values:
+            self.terraform.run("state rm", *values)
+        for address in values.keys() & self.plan.retained:
+            self.kept |= {value for value in values[address].values() if isinstance(value, str)}
 
     def _write(self, plan: Plan, replaced: Iterable[str] = ()) -> None:
         outputs = {name: {"value": value, "sensitive": True} for name, value in plan.outputs.items()}
@@ -131,14 +131,14 @@ class Stack:
 
 def kinds(planned: dict[str, Any], replaced_on: dict[str, list[str]]) -> dict[str, list[str]]:
     """Addresses by what the engine does with them; `force` has those that Terraform would only update."""
-    found = defaultdict(list)
-    for each in planned["resource_changes"]:
-        address, change = each["address"], each["change"]
+    by_kind = defaultdict(list)
+    for resource in planned["resource_changes"]:
+        address, change = resource["address"], resource["change"]
         before, after = change["before"] or {}, change["after"] or {}
         kind = "replace" if len(change["actions"]) == 2 else change["actions"][0]
         if kind == "update" and any(before.get(name) != after.get(name) for name in replaced_on.get(address, [])):
-            found["force"].append(address)
+            by_kind["force"].append(address)
             kind = "replace"
-        if each["mode"] == "managed" and kind != "no-op" and "deposed" not in each:
-            found[kind].append(address)
-    return found
+        if resource["mode"] == "managed" and kind != "no-op" and "deposed" not in resource:
+            by_kind[kind].append(address)
+    return by_kind

@@ -44,7 +44,7 @@ def test_existing_file_systems_are_mounted(cloud: Cloud, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("order", [1, -1])
 def test_order_of_security_groups_changes_no_rule(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, order: int) -> None:
     groups = [{"GroupId": "sg-a"}, {"GroupId": "sg-b"}][::order]
-    interfaces = [{**each, "Groups": groups} for each in GOOD["interfaces"]]
+    interfaces = [{**interface, "Groups": groups} for interface in GOOD["interfaces"]]
     answers = {"interfaces": interfaces}
     plan = cloud.run(lambda: look_up(monkeypatch, answers=answers, fsx_lustre=LUSTRE, efs=EFS))
     assert (plan.lustre_group_id, plan.efs_group_ids) == ("sg-a", ("sg-a",))
@@ -117,12 +117,12 @@ def own(capacity: int, name: str = "ray-file-systems-lustre") -> dict[str, Any]:
 
 
 def test_new_lustre_does_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [{"StorageCapacity": 9600}, own(4800), own(7200, "other-file-systems-lustre")]
+    file_systems = [{"StorageCapacity": 9600}, own(4800), own(7200, "other-file-systems-lustre")]
     for gib in (4800, 7200):
-        look_up(monkeypatch, answers={"made": made}, fsx_lustre_gib=gib)
+        look_up(monkeypatch, answers={"made": file_systems}, fsx_lustre_gib=gib)
     for gib in (1200, 2400):
         with pytest.raises(SettingError, match=f"^fsx_lustre_gib: '{gib}' is less than the 4800 of"):
-            look_up(monkeypatch, answers={"made": made}, fsx_lustre_gib=gib)
+            look_up(monkeypatch, answers={"made": file_systems}, fsx_lustre_gib=gib)
 
 
 def test_key_of_the_linked_bucket_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
@@ -140,13 +140,13 @@ def test_efs_needs_a_target_in_each_zone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def rules(cloud: Cloud) -> set[tuple[str, str, int, int]]:
     """Rules of file systems: the group that admits, the admitted one, and the ports."""
-    found = [
-        each.inputs
-        for name, each in cloud.resources.items()
-        if name.startswith("file-systems-") and each.type.endswith("IngressRule")
+    rules = [
+        resource.inputs
+        for name, resource in cloud.resources.items()
+        if name.startswith("file-systems-") and resource.type.endswith("IngressRule")
     ]
     keys = ("securityGroupId", "referencedSecurityGroupId", "fromPort", "toPort")
-    return {tuple(each[key] for key in keys) for each in found}
+    return {tuple(rule[key] for key in keys) for rule in rules}
 
 
 def group(cloud: Cloud, name: str) -> str:
@@ -172,9 +172,9 @@ def test_new_lustre_waits_for_its_servers_rules() -> None:
 
 def test_new_lustre_is_linked_to_the_bucket() -> None:
     cloud = deployed("large workers")
-    made, link = cloud.resources["file-systems-lustre"], cloud.resources["file-systems-lustre-bucket"].inputs
-    assert made.inputs["storageCapacity"] == 1200
-    assert made.inputs["securityGroupIds"] == [group(cloud, "file-systems-lustre-group")]
+    lustre, link = cloud.resources["file-systems-lustre"], cloud.resources["file-systems-lustre-bucket"].inputs
+    assert lustre.inputs["storageCapacity"] == 1200
+    assert lustre.inputs["securityGroupIds"] == [group(cloud, "file-systems-lustre-group")]
     assert link["dataRepositoryPath"] == "s3://training-bucket/fsx"
     assert link["fileSystemPath"] == "/"
     for policy in ("autoImportPolicy", "autoExportPolicy"):
@@ -216,10 +216,12 @@ def test_instances_read_the_mounted_prefix_alone(kind: str) -> None:
 def test_tasks_of_stacks_with_mounts_have_their_folder(name: str, number: int) -> None:
     folder = {"name": "mounts", "hostPath": "/mnt/ray-on-ecs"}
     mount = {"sourceVolume": "mounts", "containerPath": "/mnt"}
-    tasks = [each.inputs for each in deployed(name).resources.values() if "containerDefinitions" in each.inputs]
+    tasks = [
+        resource.inputs for resource in deployed(name).resources.values() if "containerDefinitions" in resource.inputs
+    ]
     containers = [container for task in tasks for container in json.loads(task["containerDefinitions"])]
     assert [task["volumes"].count(folder) for task in tasks] == [number] * len(tasks)
-    assert [each["mountPoints"].count(mount) for each in containers] == [number] * len(tasks)
+    assert [container["mountPoints"].count(mount) for container in containers] == [number] * len(tasks)
     assert len(tasks) > 1
 
 

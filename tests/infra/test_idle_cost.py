@@ -64,9 +64,9 @@ def combinations() -> list[tuple[int, str, str, str]]:
     """Settings that fit: a head sleeps only if all workers stop, and without internet access the image is in ECR."""
     every = itertools.product((0, 60), NETWORKS, POOLS, ("", f"public.example/ray@{DIGEST}"))
     return [
-        each
-        for each in every
-        if not (each[0] and each[2] in ("no idle stop", "a minimum")) and not (each[3] and "endpoints" in each[1])
+        case
+        for case in every
+        if not (case[0] and case[2] in ("no idle stop", "a minimum")) and not (case[3] and "endpoints" in case[1])
     ]
 
 
@@ -75,31 +75,31 @@ def test_parts_awake_and_asleep_follow_the_settings(
     cloud: Cloud, minutes: int, network: str, pools: str, image: str
 ) -> None:
     settings, awake, always = NETWORKS[network]
-    made = plan(cloud, **POOLS[pools], **settings, sleep_after_minutes=minutes, image_uri=image)
-    assert made.costs
+    cluster = plan(cloud, **POOLS[pools], **settings, sleep_after_minutes=minutes, image_uri=image)
+    assert cluster.costs
     sleeps, nat = minutes > 0, "NAT instance" in awake
     stays = always | {"service discovery": 0.5} | ({} if image else {"image": 0.33})
-    head = max(price.on_demand for price in (made.nodes["head"].prices or {}).values()) * 730
+    head = max(price.on_demand for price in (cluster.nodes["head"].prices or {}).values()) * 730
     up = {"head": head, **awake, "disks": 8.0 + awake.get("disks", 0.0)}
-    expected = {**stays, **up, "CloudWatch": cloudwatch(made, sleeps=sleeps, nat=nat)}
-    assert of_month(made.costs.idle) == pytest.approx(expected, abs=0.001)
+    expected = {**stays, **up, "CloudWatch": cloudwatch(cluster, sleeps=sleeps, nat=nat)}
+    assert of_month(cluster.costs.idle) == pytest.approx(expected, abs=0.001)
     if sleeps:
-        expected = {**stays, "CloudWatch": cloudwatch(made, sleeps=True, nat=nat, asleep=True)}
-        assert of_month(made.costs.asleep) == pytest.approx(expected, abs=0.001)
+        expected = {**stays, "CloudWatch": cloudwatch(cluster, sleeps=True, nat=nat, asleep=True)}
+        assert of_month(cluster.costs.asleep) == pytest.approx(expected, abs=0.001)
     else:
-        assert made.costs.asleep is None
+        assert cluster.costs.asleep is None
 
 
 @pytest.mark.parametrize("minutes", [0, 60], ids=["always on", "sleeps"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_each_line_has_its_parts_and_their_sum(cloud: Cloud, minutes: int, network: str) -> None:
-    made = plan(cloud, **NETWORKS[network][0], sleep_after_minutes=minutes)
-    found = [months(line) for line in idle_cost.lines(made.costs, made.nodes, made.scales)]
-    found = [month for month in found if month]
-    assert [state for state, _, _ in found] == ["training", "idle", *(["asleep"] if minutes else [])]
-    for state, total, parts in found:
+    cluster = plan(cloud, **NETWORKS[network][0], sleep_after_minutes=minutes)
+    totals = [months(line) for line in idle_cost.lines(cluster.costs, cluster.nodes, cluster.scales)]
+    totals = [month for month in totals if month]
+    assert [state for state, _, _ in totals] == ["training", "idle", *(["asleep"] if minutes else [])]
+    for state, total, parts in totals:
         assert total == pytest.approx(math.fsum(parts.values()), abs=0.001), state
-    (_, _, training), (_, _, idle), *_ = found
+    (_, _, training), (_, _, idle), *_ = totals
     assert training.keys() - idle.keys() == {"2 x g5.xlarge"}
     assert training["2 x g5.xlarge"] == pytest.approx(2 * WORKER * 730, abs=0.01)
 
@@ -147,18 +147,20 @@ def test_each_line_has_its_parts_and_their_sum(cloud: Cloud, minutes: int, netwo
 def test_workers_that_stay_are_in_the_idle_month(
     cloud: Cloud, settings: dict[str, Any], workers: list[str], started: list[str]
 ) -> None:
-    made = plan(cloud, **settings)
-    *_, idle = (line for line in made.idle_cost.split("; ") if line.startswith("month idle"))
+    cluster = plan(cloud, **settings)
+    *_, idle = (line for line in cluster.idle_cost.split("; ") if line.startswith("month idle"))
     assert idle.partition(" + service discovery 0.50")[2] == "".join(f" + {part}" for part in workers)
     begin = "the first `pulumi up` also starts "
-    assert [line.removeprefix(begin) for line in made.idle_cost.split("; ") if line.startswith(begin)] == started
-    assert made.idle_cost.endswith(f"; {END}")
+    assert [line.removeprefix(begin) for line in cluster.idle_cost.split("; ") if line.startswith(begin)] == started
+    assert cluster.idle_cost.endswith(f"; {END}")
 
 
 def test_only_a_stack_that_can_train_has_a_training_month(cloud: Cloud) -> None:
     for settings, count in (({}, 2), ({"worker_count": 0, "max_workers": 3}, 3), ({"worker_count": 0}, 0)):
-        made = plan(cloud, **settings)
-        training = [line for line in idle_cost.lines(made.costs, made.nodes, made.scales) if "month training" in line]
+        cluster = plan(cloud, **settings)
+        training = [
+            line for line in idle_cost.lines(cluster.costs, cluster.nodes, cluster.scales) if "month training" in line
+        ]
         assert [line.rpartition(" + ")[2] for line in training] == (
             [f"{count} x g5.xlarge {count * 746.06:,.2f}"] if count else []
         )
@@ -170,9 +172,9 @@ def test_only_a_stack_that_can_train_has_a_training_month(cloud: Cloud) -> None:
     ids=["first GPUs", "other GPUs stay", "its own stay"],
 )
 def test_training_adds_the_metrics_of_its_service(cloud: Cloud, settings: dict[str, Any], usd: float) -> None:
-    made = plan(cloud, **settings)
-    found = [months(line) for line in idle_cost.lines(made.costs, made.nodes, made.scales)]
-    (_, _, training), (_, _, idle) = [month for month in found if month]
+    cluster = plan(cloud, **settings)
+    totals = [months(line) for line in idle_cost.lines(cluster.costs, cluster.nodes, cluster.scales)]
+    (_, _, training), (_, _, idle) = [month for month in totals if month]
     assert training["CloudWatch"] - idle["CloudWatch"] == pytest.approx(usd, abs=0.011)
 
 
@@ -190,14 +192,14 @@ def test_part_without_a_price_is_named_where_it_costs(
     cloud: Cloud, product: str, network: str, minutes: int, warnings: list[str]
 ) -> None:
     (cloud.prices if product in (cloud.prices or {}) else cloud.other_prices).pop(product)  # ty: ignore
-    made = plan(cloud, **NETWORKS[network][0], sleep_after_minutes=minutes)
-    assert made.costs
+    cluster = plan(cloud, **NETWORKS[network][0], sleep_after_minutes=minutes)
+    assert cluster.costs
     part = PARTS[product]
-    assert [each for each, usd in made.costs.idle.items() if usd is None] == [part] * (part in made.costs.idle)
-    assert len(warnings) == (part in made.costs.idle)
-    for line in idle_cost.lines(made.costs, made.nodes, made.scales):
+    assert [name for name, usd in cluster.costs.idle.items() if usd is None] == [part] * (part in cluster.costs.idle)
+    assert len(warnings) == (part in cluster.costs.idle)
+    for line in idle_cost.lines(cluster.costs, cluster.nodes, cluster.scales):
         if month := months(line):
-            parts = made.costs.asleep if month[0] == "asleep" else made.costs.idle
+            parts = cluster.costs.asleep if month[0] == "asleep" else cluster.costs.idle
             is_unknown = part in (parts or {})
             assert (f"{part} of unknown price" in line, ": at least " in line) == (is_unknown, is_unknown)
             assert month[1] == pytest.approx(math.fsum(month[2].values()), abs=0.001)
@@ -221,8 +223,8 @@ def test_workers_without_a_price_leave_the_other_parts(cloud: Cloud) -> None:
 
 def test_without_prices_the_cost_is_unknown(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    made = plan(cloud)
-    assert (made.costs, made.idle_cost) == (None, f"unknown without prices; {END}")
+    cluster = plan(cloud)
+    assert (cluster.costs, cluster.idle_cost) == (None, f"unknown without prices; {END}")
     assert len(warnings) == 1
 
 
@@ -240,10 +242,10 @@ def test_prices_in_another_currency_are_unknown(
 
 def months(line: str) -> tuple[str, float, dict[str, float]] | None:
     """State, sum and parts of a line for a month, without parts of unknown price; None for another line."""
-    if not (found := re.fullmatch(r"month (\w+): (?:at least )?([\d,.]+) USD \([\d.]+ an hour\) = (.*)", line)):
+    if not (match := re.fullmatch(r"month (\w+): (?:at least )?([\d,.]+) USD \([\d.]+ an hour\) = (.*)", line)):
         return None
-    parts = re.findall(r"(?:^| \+ )([^+]*?)(?: at most)? ([\d,]+\.\d\d)(?= \+ |$)", found[3])
-    return found[1], number(found[2]), {part: number(usd) for part, usd in parts}
+    parts = re.findall(r"(?:^| \+ )([^+]*?)(?: at most)? ([\d,]+\.\d\d)(?= \+ |$)", match[3])
+    return match[1], number(match[2]), {part: number(usd) for part, usd in parts}
 
 
 def number(text: str) -> float:

@@ -18,48 +18,48 @@ CPU: dict[str, Any] = {"cpu_worker_instance_types": ["c6i.2xlarge"]}
 EXISTING = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"})
 
 
-def location(cloud: Cloud, existing: ExistingNetwork | None = None, **fields: Any) -> Location:
+def location_of(cloud: Cloud, existing: ExistingNetwork | None = None, **fields: Any) -> Location:
     """The location that follows from otherwise default arguments."""
     return cloud.run(lambda: locate(RayClusterArgs(**fields), ask_caller(), existing))
 
 
 def test_all_zones_of_the_region_have_subnets(cloud: Cloud) -> None:
-    made = location(cloud)
-    assert (made.zones, made.suitable, made.candidates) == (ZONES, ZONES, ZONES)
-    assert made.worker_zones == ()
+    location = location_of(cloud)
+    assert (location.zones, location.suitable, location.candidates) == (ZONES, ZONES, ZONES)
+    assert location.worker_zones == ()
     [asked] = [args for token, args in cloud.calls if token.endswith("getAvailabilityZones")]
     assert asked == {"filters": [{"name": "zone-type", "values": ["availability-zone"]}]}  # in every state
 
 
 def test_candidates_offer_all_types(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.large": ("us-west-2b",)}
-    made = location(cloud)
-    assert (made.zones, made.suitable, made.candidates) == (ZONES, ZONES[2:], ZONES[2:])
+    location = location_of(cloud)
+    assert (location.zones, location.suitable, location.candidates) == (ZONES, ZONES[2:], ZONES[2:])
 
 
 def test_candidates_offer_most_worker_types(cloud: Cloud) -> None:
     cloud.not_offered = {"p4d.24xlarge": ("us-west-2a", "us-west-2c"), "g5.xlarge": ("us-west-2c",)}
-    made = location(cloud, worker_instance_types=["p4d.24xlarge", "g5.xlarge"])
-    assert (made.suitable, made.candidates) == (("us-west-2a", "us-west-2b"), ("us-west-2b",))
+    location = location_of(cloud, worker_instance_types=["p4d.24xlarge", "g5.xlarge"])
+    assert (location.suitable, location.candidates) == (("us-west-2a", "us-west-2b"), ("us-west-2b",))
 
 
 def test_cpu_workers_limit_the_candidates(cloud: Cloud) -> None:
     cloud.not_offered = {"c6i.2xlarge": ("us-west-2a", "us-west-2b")}
-    assert location(cloud, **CPU, max_cpu_workers=1).candidates == ("us-west-2c",)
-    assert location(cloud, **CPU).candidates == ZONES
+    assert location_of(cloud, **CPU, max_cpu_workers=1).candidates == ("us-west-2c",)
+    assert location_of(cloud, **CPU).candidates == ZONES
 
 
 def test_pools_without_maximum_decide_nothing(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ZONES[:2], "p5.48xlarge": ZONES}
     none: dict[str, Any] = {"worker_count": 0, **h100(max=0)}
-    assert location(cloud, **none).candidates == ZONES
-    assert location(cloud, **none, availability_zones=["us-west-2a", "us-west-2b"]).worker_zones == ZONES[:2]
-    assert location(cloud, **{**none, **h100(max=0, zones=["us-west-2a"])})
+    assert location_of(cloud, **none).candidates == ZONES
+    assert location_of(cloud, **none, availability_zones=["us-west-2a", "us-west-2b"]).worker_zones == ZONES[:2]
+    assert location_of(cloud, **{**none, **h100(max=0, zones=["us-west-2a"])})
 
 
 def test_configured_zones_keep_their_order(cloud: Cloud) -> None:
-    made = location(cloud, availability_zones=["us-west-2c", "us-west-2a"])
-    assert (made.worker_zones, made.candidates) == (("us-west-2c", "us-west-2a"), ("us-west-2c",))
+    location = location_of(cloud, availability_zones=["us-west-2c", "us-west-2a"])
+    assert (location.worker_zones, location.candidates) == (("us-west-2c", "us-west-2a"), ("us-west-2c",))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_configured_zones_keep_their_order(cloud: Cloud) -> None:
 def test_an_unsuitable_zone_is_refused(cloud: Cloud, zone: str, not_offered: dict[str, tuple[str, ...]]) -> None:
     cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
-        location(cloud, availability_zones=[zone])
+        location_of(cloud, availability_zones=[zone])
     assert str(refused.value).startswith(
         f"availability_zones: {zone!r} does not offer g5.xlarge and m5.large; use us-west-2"
     )
@@ -91,28 +91,28 @@ def test_an_unsuitable_zone_is_refused(cloud: Cloud, zone: str, not_offered: dic
 @pytest.mark.parametrize("others", [[], ["us-west-2a"]], ids=["alone", "second"])
 def test_what_is_no_zone_of_the_region_is_refused(cloud: Cloud, zone: str, others: list[str]) -> None:
     with pytest.raises(SettingError, match=f"^availability_zones: '{zone}' is not an availability zone of us-west-2; "):
-        location(cloud, availability_zones=[*others, zone])
+        location_of(cloud, availability_zones=[*others, zone])
 
 
 def test_a_zone_that_is_kept_must_still_suit(cloud: Cloud) -> None:
-    made = location(cloud)
-    assert check_zone(RayClusterArgs(), made, "us-west-2b") == "us-west-2b"
+    location = location_of(cloud)
+    assert check_zone(RayClusterArgs(), location, "us-west-2b") == "us-west-2b"
     cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
     with pytest.raises(SettingError) as refused:
-        check_zone(RayClusterArgs(), location(cloud), "us-west-2b")
+        check_zone(RayClusterArgs(), location_of(cloud), "us-west-2b")
     assert str(refused.value) == (
         "availability_zones: '' is empty, and the cluster's zone us-west-2b does not offer g5.xlarge and m5.large; "
         "use us-west-2a or us-west-2c, and the cluster moves there"
     )
     configured = RayClusterArgs(availability_zones=["us-west-2a"])
-    moved = location(cloud, availability_zones=["us-west-2a"])
+    moved = location_of(cloud, availability_zones=["us-west-2a"])
     assert check_zone(configured, moved, "us-west-2b") == "us-west-2b"
 
 
 def test_a_region_without_a_common_zone_is_refused(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.large": ("us-west-2c",)}
     with pytest.raises(SettingError) as refused:
-        location(cloud)
+        location_of(cloud)
     assert str(refused.value) == (
         "worker_instance_types: 'g5.xlarge' is not offered in any zone of us-west-2 together with m5.large; use "
         "another type or another region"
@@ -122,11 +122,13 @@ def test_a_region_without_a_common_zone_is_refused(cloud: Cloud) -> None:
 @pytest.mark.parametrize("field", ["head_instance_type", "worker_instance_types", "cpu_worker_instance_types"])
 def test_a_type_that_the_region_lacks_is_refused(cloud: Cloud, field: str) -> None:
     with pytest.raises(SettingError, match=rf"^{field}: 'g99\.huge' is not offered in any zone of us-west-2"):
-        location(cloud, None, max_cpu_workers=1, **{**CPU, field: ("g99.huge",) if field.endswith("s") else "g99.huge"})
+        location_of(
+            cloud, None, max_cpu_workers=1, **{**CPU, field: ("g99.huge",) if field.endswith("s") else "g99.huge"}
+        )
 
 
 def test_existing_subnets_decide_the_zones(cloud: Cloud) -> None:
-    assert location(cloud, EXISTING) == Location(
+    assert location_of(cloud, EXISTING) == Location(
         partition="aws",
         account=ACCOUNT,
         region=REGION,
@@ -153,7 +155,7 @@ def test_unsuitable_subnets_are_refused(
 ) -> None:
     cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
-        location(cloud, EXISTING, **fields)
+        location_of(cloud, EXISTING, **fields)
     assert str(refused.value).startswith(line)
 
 
@@ -161,7 +163,7 @@ def test_one_unsuitable_subnet_of_two_is_named(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
     existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2a": "subnet-a"})
     with pytest.raises(SettingError) as refused:
-        location(cloud, existing)
+        location_of(cloud, existing)
     assert str(refused.value) == (
         "subnet_ids: 'subnet-a' is in us-west-2a, which does not offer g5.xlarge; use us-west-2b, or another type, or "
         "name the zones of the others in availability_zones"
@@ -174,9 +176,9 @@ def test_only_the_first_zone_needs_the_types_of_the_head(cloud: Cloud, field: st
 
     def place(*zones: str) -> tuple[str, ...]:
         if field == "availability_zones":
-            return location(cloud, availability_zones=zones).worker_zones
+            return location_of(cloud, availability_zones=zones).worker_zones
         subnets = {zone: f"subnet-{zone[-1]}" for zone in zones}
-        return location(cloud, ExistingNetwork(vpc_id="vpc-0a1b", subnets=subnets)).worker_zones
+        return location_of(cloud, ExistingNetwork(vpc_id="vpc-0a1b", subnets=subnets)).worker_zones
 
     assert place("us-west-2b", "us-west-2a") == ("us-west-2b", "us-west-2a")
     with pytest.raises(SettingError, match=rf"^{field}: '(us-west-2a|subnet-a)' .*does not offer g5.xlarge and m5"):
@@ -190,7 +192,7 @@ def test_denied_offerings_leave_configured_zones(
     cloud: Cloud, warnings: list[str], existing: ExistingNetwork | None, fields: dict[str, Any]
 ) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
-    assert location(cloud, existing, **fields).worker_zones == ("us-west-2b",)
+    assert location_of(cloud, existing, **fields).worker_zones == ("us-west-2b",)
     [line] = warnings
     assert "(ec2:DescribeInstanceTypeOfferings: " in line
     assert line.endswith("continuing in us-west-2b")
@@ -207,17 +209,17 @@ def test_denied_offerings_leave_configured_zones(
 def test_denied_calls_are_one_line(cloud: Cloud, silent: str, line: str) -> None:
     cloud.silent = (silent,)
     with pytest.raises(pulumi.RunError) as refused:
-        location(cloud)
+        location_of(cloud)
     assert str(refused.value).startswith(line)
     assert "AccessDenied" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_endpoints_are_looked_up_only_where_they_are_created(cloud: Cloud) -> None:
-    assert location(cloud).endpoints == {}
+    assert location_of(cloud).endpoints == {}
     assert not [token for token, _ in cloud.calls if token.endswith("getVpcEndpointService")]
-    made = location(cloud, nat_gateway=False)
-    assert made.endpoints == {service: f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS}
+    location = location_of(cloud, nat_gateway=False)
+    assert location.endpoints == {service: f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS}
 
 
 POOL: dict[str, Any] = {"instance_types": ["g5.xlarge"], "max": 2}
@@ -236,8 +238,8 @@ RESERVED = {**POOL, "capacity_reservation_id": "cr-0123456789abcdef0"}
     ],
 )
 def test_fields_add_endpoints(cloud: Cloud, fields: dict[str, Any], service: str) -> None:
-    made = location(cloud, nat_gateway=False, **fields)
-    assert made.endpoints.keys() - INTERFACE_ENDPOINTS == {service}
+    location = location_of(cloud, nat_gateway=False, **fields)
+    assert location.endpoints.keys() - INTERFACE_ENDPOINTS == {service}
 
 
 @pytest.mark.parametrize(
@@ -252,32 +254,32 @@ def test_fields_add_endpoints(cloud: Cloud, fields: dict[str, Any], service: str
     ],
 )
 def test_pools_without_instances_add_no_endpoint(cloud: Cloud, fields: dict[str, Any]) -> None:
-    assert location(cloud, nat_gateway=False, **fields).endpoints.keys() == {*INTERFACE_ENDPOINTS}
+    assert location_of(cloud, nat_gateway=False, **fields).endpoints.keys() == {*INTERFACE_ENDPOINTS}
 
 
 def test_endpoint_services_of_china_have_their_names(cloud: Cloud) -> None:
     cloud.partition = "aws-cn"
-    made = location(cloud, nat_gateway=False)
-    assert made.endpoints["ecs"] == "cn.com.amazonaws.us-west-2.ecs"
+    location = location_of(cloud, nat_gateway=False)
+    assert location.endpoints["ecs"] == "cn.com.amazonaws.us-west-2.ecs"
 
 
 def test_zones_without_an_endpoint_are_not_candidates(cloud: Cloud) -> None:
     cloud.without_endpoint = {"ecs-telemetry": ("us-west-2a",), "ssm": ("us-west-2c",)}
-    assert location(cloud, nat_gateway=False).candidates == ("us-west-2b",)
+    assert location_of(cloud, nat_gateway=False).candidates == ("us-west-2b",)
     with pytest.raises(SettingError, match=r"^availability_zones: 'us-west-2a' does not offer .* and VPC endpoints; "):
-        location(cloud, nat_gateway=False, availability_zones=["us-west-2a"])
+        location_of(cloud, nat_gateway=False, availability_zones=["us-west-2a"])
     cloud.without_endpoint = {"ssm": ZONES}
     with pytest.raises(SettingError, match=r"^nat_gateway: 'a VPC endpoint of ssm' is not offered in any zone"):
-        location(cloud, nat_gateway=False)
+        location_of(cloud, nat_gateway=False)
 
 
 def test_a_nat_instance_is_in_a_zone_that_offers_it(cloud: Cloud) -> None:
     cloud.not_offered = {"t4g.nano": ("us-west-2a", "us-west-2c")}
-    made = location(cloud, nat_instance=True)
-    assert (made.candidates, made.nat_zones) == (("us-west-2b",), ("us-west-2b",))
-    assert location(cloud).candidates == ZONES
+    location = location_of(cloud, nat_instance=True)
+    assert (location.candidates, location.nat_zones) == (("us-west-2b",), ("us-west-2b",))
+    assert location_of(cloud).candidates == ZONES
     with pytest.raises(SettingError) as refused:
-        location(cloud, nat_instance=True, availability_zones=["us-west-2a"])
+        location_of(cloud, nat_instance=True, availability_zones=["us-west-2a"])
     assert str(refused.value) == (
         "availability_zones: 'us-west-2a' does not offer g5.xlarge and m5.large and t4g.nano for nat_instance; use "
         "us-west-2b, or another type"
@@ -287,16 +289,16 @@ def test_a_nat_instance_is_in_a_zone_that_offers_it(cloud: Cloud) -> None:
 def test_a_nat_instance_stays_in_the_first_zone(cloud: Cloud) -> None:
     fields: dict[str, Any] = {"nat_instance": True, "availability_zones": ["us-west-2b"]}
     cloud.not_offered = {"t4g.nano": ("us-west-2a",)}
-    made, args = location(cloud, **fields), RayClusterArgs(**fields)
-    assert check_zone(args, made, "us-west-2c") == "us-west-2c"
+    location, args = location_of(cloud, **fields), RayClusterArgs(**fields)
+    assert check_zone(args, location, "us-west-2c") == "us-west-2c"
     with pytest.raises(SettingError) as refused:
-        check_zone(args, made, "us-west-2a")
+        check_zone(args, location, "us-west-2a")
     assert str(refused.value) == (
         "nat_instance: True needs a t4g.nano in us-west-2a, the zone of the first `pulumi up`, which does not offer "
         "it; keep it at false, for a NAT gateway"
     )
     cloud.silent = ("getInstanceTypeOfferings",)
-    assert check_zone(args, location(cloud, **fields), "us-west-2a") == "us-west-2a"
+    assert check_zone(args, location_of(cloud, **fields), "us-west-2a") == "us-west-2a"
 
 
 @pytest.mark.parametrize(("offered_in", "together"), [((), ""), (("us-west-2a",), " together with m5.large and g5")])
@@ -306,7 +308,7 @@ def test_a_region_without_nat_instances_has_a_gateway(cloud: Cloud, offered_in: 
         "g5.xlarge": offered_in,
     }
     with pytest.raises(SettingError) as refused:
-        location(cloud, nat_instance=True)
+        location_of(cloud, nat_instance=True)
     assert str(refused.value).startswith(f"nat_instance: 't4g.nano' is not offered in any zone of us-west-2{together}")
     assert str(refused.value).endswith("; keep it at false, for a NAT gateway")
 
@@ -314,19 +316,19 @@ def test_a_region_without_nat_instances_has_a_gateway(cloud: Cloud, offered_in: 
 def test_an_absent_endpoint_service_is_refused(cloud: Cloud) -> None:
     cloud.absent = ("getVpcEndpointService",)
     with pytest.raises(SettingError) as refused:
-        location(cloud, nat_gateway=False)
+        location_of(cloud, nat_gateway=False)
     assert str(refused.value).startswith("nat_gateway: 'com.amazonaws.us-west-2.ecs' could not be found (")
     assert str(refused.value).endswith("; keep nat_gateway at true")
 
 
 def test_denied_endpoint_services_have_their_usual_names(cloud: Cloud, warnings: list[str]) -> None:
     cloud.silent = ("getVpcEndpointService",)
-    assert location(cloud, nat_gateway=False) == location(Cloud(), nat_gateway=False)
+    assert location_of(cloud, nat_gateway=False) == location_of(Cloud(), nat_gateway=False)
     [line] = warnings
     assert line.startswith("nat_gateway: 'com.amazonaws.us-west-2.ecs' could not be looked up (ec2:DescribeVpcEndpoint")
     cloud.partition = "aws-cn"  # where names differ
     with pytest.raises(SettingError, match=r"; grant the caller ec2:DescribeVpcEndpointServices, or try again$"):
-        location(cloud, nat_gateway=False)
+        location_of(cloud, nat_gateway=False)
 
 
 def h100(**keys: Any) -> dict[str, Any]:
@@ -336,10 +338,10 @@ def h100(**keys: Any) -> dict[str, Any]:
 
 def test_pools_without_zones_narrow_the_choice(cloud: Cloud) -> None:
     cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b")}
-    assert location(cloud, **h100()).candidates == ("us-west-2c",)
-    both = location(cloud, **h100(instance_types=["p5.48xlarge", "p4d.24xlarge"]))
+    assert location_of(cloud, **h100()).candidates == ("us-west-2c",)
+    both = location_of(cloud, **h100(instance_types=["p5.48xlarge", "p4d.24xlarge"]))
     assert (both.suitable, both.candidates) == (ZONES, ("us-west-2c",))
-    assert location(cloud, **h100(zones=["us-west-2c"])).candidates == ZONES
+    assert location_of(cloud, **h100(zones=["us-west-2c"])).candidates == ZONES
 
 
 def test_a_pool_that_the_clusters_zone_lacks_needs_zones(cloud: Cloud) -> None:
@@ -348,21 +350,21 @@ def test_a_pool_that_the_clusters_zone_lacks_needs_zones(cloud: Cloud) -> None:
     with pytest.raises(
         SettingError, match=r"^availability_zones: 'us-west-2b' does not .* p5\.48xlarge; .*, or set the pool's zones$"
     ):
-        location(cloud, **fields, **h100())
-    made = location(cloud, **h100())
+        location_of(cloud, **fields, **h100())
+    location = location_of(cloud, **h100())
     with pytest.raises(
         SettingError, match=r"^availability_zones: '' is empty, .* moves there, or set the pool's zones$"
     ):
-        check_zone(RayClusterArgs(**h100()), made, "us-west-2b")
-    assert check_zone(RayClusterArgs(**h100()), made, "us-west-2c") == "us-west-2c"
-    assert location(cloud, **fields, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
+        check_zone(RayClusterArgs(**h100()), location, "us-west-2b")
+    assert check_zone(RayClusterArgs(**h100()), location, "us-west-2c") == "us-west-2c"
+    assert location_of(cloud, **fields, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
 
 
 def test_pools_without_a_common_zone_need_zones(cloud: Cloud) -> None:
     cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b"), "g5.xlarge": ("us-west-2c",)}
     with pytest.raises(SettingError, match=r"^worker_pools\.h100\.instance_types: .*, or set the pool's zones$"):
-        location(cloud, **h100())
-    assert location(cloud, **h100(zones=["us-west-2c"])).candidates == ZONES[:2]
+        location_of(cloud, **h100())
+    assert location_of(cloud, **h100(zones=["us-west-2c"])).candidates == ZONES[:2]
 
 
 @pytest.mark.parametrize(
@@ -395,7 +397,7 @@ def test_pools_without_a_common_zone_need_zones(cloud: Cloud) -> None:
 def test_unfit_zones_of_a_pool_are_refused(cloud: Cloud, keys: dict[str, Any], field: str, part: str) -> None:
     cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b")}
     with pytest.raises(SettingError) as refused:
-        location(cloud, **h100(**keys))
+        location_of(cloud, **h100(**keys))
     assert str(refused.value).startswith(f"worker_pools.h100.{field}: ")
     assert part in str(refused.value)
 
@@ -403,36 +405,36 @@ def test_unfit_zones_of_a_pool_are_refused(cloud: Cloud, keys: dict[str, Any], f
 def test_zones_of_a_pool_need_a_subnet(cloud: Cloud) -> None:
     subnets = {"us-west-2b": "subnet-b", "us-west-2c": "subnet-c"}
     existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets=subnets)
-    assert location(cloud, existing, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
+    assert location_of(cloud, existing, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
     with pytest.raises(
         SettingError,
         match=r"^worker_pools\.h100\.zones: 'us-west-2a' has no subnet in subnet_ids; "
         "add a subnet in us-west-2a to subnet_ids, or use us-west-2b or us",
     ):
-        location(cloud, existing, **h100(zones=["us-west-2a"]))
+        location_of(cloud, existing, **h100(zones=["us-west-2a"]))
 
 
 def test_some_subnets_may_be_for_pools_alone(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2c",), "p5.48xlarge": ("us-west-2b",)}
     existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2c": "subnet-c"})
     with pytest.raises(SettingError, match=r"^subnet_ids: 'subnet-c' is in us-west-2c, which does not offer g5"):
-        location(cloud, existing, **h100(zones=["us-west-2c"]))
-    made = location(cloud, existing, availability_zones=["us-west-2b"], **h100(zones=["us-west-2c"]))
-    assert (made.zones, made.worker_zones) == (("us-west-2b", "us-west-2c"), ("us-west-2b",))
+        location_of(cloud, existing, **h100(zones=["us-west-2c"]))
+    location = location_of(cloud, existing, availability_zones=["us-west-2b"], **h100(zones=["us-west-2c"]))
+    assert (location.zones, location.worker_zones) == (("us-west-2b", "us-west-2c"), ("us-west-2b",))
     with pytest.raises(SettingError, match=r"^availability_zones: 'us-west-2c' does not offer g5"):
-        location(cloud, existing, availability_zones=["us-west-2c"])
+        location_of(cloud, existing, availability_zones=["us-west-2c"])
 
 
 def test_pools_use_the_endpoints_of_other_zones(cloud: Cloud) -> None:
     cloud.without_endpoint = {"ssm": ("us-west-2c",)}
-    made = location(cloud, nat_gateway=False, **h100(zones=["us-west-2c"], spot=True))
-    assert "ec2" in made.endpoints
+    location = location_of(cloud, nat_gateway=False, **h100(zones=["us-west-2c"], spot=True))
+    assert "ec2" in location.endpoints
 
 
 def test_denied_offerings_leave_the_zones_of_pools(cloud: Cloud, warnings: list[str]) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
     fields: dict[str, Any] = {"availability_zones": ["us-west-2b"], **h100(zones=["us-west-2c"])}
-    assert location(cloud, **fields).worker_zones == ("us-west-2b",)
+    assert location_of(cloud, **fields).worker_zones == ("us-west-2b",)
     [line] = warnings
     assert line.endswith("continuing in us-west-2b, us-west-2c")
 

@@ -30,23 +30,23 @@ def plan(cloud: Cloud, **settings: Any) -> Plan:
 
 
 def test_default_plan_has_two_gpus_in_one_zone(cloud: Cloud) -> None:
-    made = plan(cloud)
-    assert made.location.region == REGION
-    assert made.location.candidates == ("us-west-2a", "us-west-2b", "us-west-2c")
-    assert (made.nodes["head"].instance_types, made.nodes["head"].max_count) == (("m5.large",), 1)
-    assert made.nodes["head"].prices == {"m5.large": Price(on_demand=0.096 + HEAD_DISK)}
-    assert made.nodes["head"].task == TaskSize(vcpus=2, memory_mib=6656, gpus=0)
-    assert (made.nodes["workers"].instance_types, made.nodes["workers"].max_count) == (("g5.xlarge",), 2)
-    assert made.nodes["workers"].prices == {"g5.xlarge": Price(on_demand=1.006 + WORKER_DISK)}
-    assert made.nodes.keys() == made.scales.keys() | {"head"} == {"head", "workers"}
-    assert made.nodes["workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
-    assert made.gpus == 2
-    assert made.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
+    cluster = plan(cloud)
+    assert cluster.location.region == REGION
+    assert cluster.location.candidates == ("us-west-2a", "us-west-2b", "us-west-2c")
+    assert (cluster.nodes["head"].instance_types, cluster.nodes["head"].max_count) == (("m5.large",), 1)
+    assert cluster.nodes["head"].prices == {"m5.large": Price(on_demand=0.096 + HEAD_DISK)}
+    assert cluster.nodes["head"].task == TaskSize(vcpus=2, memory_mib=6656, gpus=0)
+    assert (cluster.nodes["workers"].instance_types, cluster.nodes["workers"].max_count) == (("g5.xlarge",), 2)
+    assert cluster.nodes["workers"].prices == {"g5.xlarge": Price(on_demand=1.006 + WORKER_DISK)}
+    assert cluster.nodes.keys() == cluster.scales.keys() | {"head"} == {"head", "workers"}
+    assert cluster.nodes["workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
+    assert cluster.gpus == 2
+    assert cluster.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
 
 
 def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
-    made = plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4, check_quotas=False)
-    assert (made.nodes["workers"].task.gpus, made.gpus) == (4, 16)
+    cluster = plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4, check_quotas=False)
+    assert (cluster.nodes["workers"].task.gpus, cluster.gpus) == (4, 16)
     assert plan(cloud, max_workers=8).gpus == 2
 
 
@@ -78,12 +78,12 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
 
 def test_a_type_without_a_price_leaves_the_others_theirs(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0}  # a p5.48xlarge may be sold in Capacity Blocks alone
-    made = plan(cloud, **pools(h100={**H100, "max": 0}), max_hourly_usd=9.0)
-    assert made.hourly_usd == pytest.approx(5.0, abs=0.1)
+    cluster = plan(cloud, **pools(h100={**H100, "max": 0}), max_hourly_usd=9.0)
+    assert cluster.hourly_usd == pytest.approx(5.0, abs=0.1)
     assert not [line for line in warnings if "estimate" in line]
-    made = plan(cloud, **pools(h100=H100))
-    assert made.hourly_usd is None
-    assert {kind: node.prices is not None for kind, node in made.nodes.items()} == {
+    cluster = plan(cloud, **pools(h100=H100))
+    assert cluster.hourly_usd is None
+    assert {kind: node.prices is not None for kind, node in cluster.nodes.items()} == {
         "head": True,
         "workers": True,
         "h100-workers": False,
@@ -230,15 +230,15 @@ def test_docker_builds_if_it_answers_or_has_to(
     cloud: Cloud, image_build: str, problem: SettingError | None, builder: str, refused: SettingError | None
 ) -> None:
     cloud.image_problem = problem
-    made = plan(cloud, image_build=image_build)
-    assert (made.image_builder, made.image_problem) == (builder, refused)
+    cluster = plan(cloud, image_build=image_build)
+    assert (cluster.image_builder, cluster.image_problem) == (builder, refused)
 
 
 @pytest.mark.parametrize("image_build", ["auto", "local", "codebuild"])
 def test_a_ready_image_has_no_builder(cloud: Cloud, image_build: str) -> None:
     cloud.image_problem = NO_DOCKER
-    made = plan(cloud, image_build=image_build, image_uri="public.example/ray@sha256:" + 64 * "a")
-    assert (made.image_builder, made.image_problem) == ("", None)
+    cluster = plan(cloud, image_build=image_build, image_uri="public.example/ray@sha256:" + 64 * "a")
+    assert (cluster.image_builder, cluster.image_problem) == ("", None)
 
 
 def test_a_full_vpc_quota_is_a_problem_of_new_clusters(cloud: Cloud) -> None:
@@ -256,9 +256,9 @@ def test_a_stack_without_gpu_workers_is_warned_about(cloud: Cloud, warnings: lis
 
 
 def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) -> None:
-    made = plan(cloud, spot=True)
-    assert (made.nodes["workers"].spot_count, made.nodes["workers"].on_demand_count) == (2, 0)
-    assert made.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
+    cluster = plan(cloud, spot=True)
+    assert (cluster.nodes["workers"].spot_count, cluster.nodes["workers"].on_demand_count) == (2, 0)
+    assert cluster.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
     assert plan(cloud, spot=True, max_hourly_usd=1.05)
     with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 1\.5582 USD per hour of"):
         plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
@@ -284,13 +284,13 @@ CPU_WORKERS: dict[str, Any] = {"cpu_worker_instance_types": ("c6i.2xlarge",)}
 def test_cpu_workers_count_in_plan_cost_and_quota(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["c6i.2xlarge"] = 0.34
-    made = plan(cloud, **CPU_WORKERS, max_cpu_workers=3, cpu_worker_count=1)
+    cluster = plan(cloud, **CPU_WORKERS, max_cpu_workers=3, cpu_worker_count=1)
     assert (
-        made.nodes["cpu-workers"].max_count,
-        made.nodes["cpu-workers"].task.vcpus,
-        made.nodes["cpu-workers"].task.gpus,
+        cluster.nodes["cpu-workers"].max_count,
+        cluster.nodes["cpu-workers"].task.vcpus,
+        cluster.nodes["cpu-workers"].task.gpus,
     ) == (3, 8, 0)
-    assert made.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK) + 3 * (0.34 + CPU_DISK))
+    assert cluster.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK) + 3 * (0.34 + CPU_DISK))
     cloud.quotas = {"L-1216C47A": 4.0}
     with pytest.raises(
         SettingError, match=r"^cpu_worker_instance_types: 'c6i\.2xlarge' needs 26 vCPUs for 1 x m5\.large and 3 x"
@@ -305,8 +305,8 @@ def test_nat_gateway_off_requires_no_address(cloud: Cloud) -> None:
 
 def test_nat_instance_requires_vcpus_and_no_address(cloud: Cloud) -> None:
     cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0, "L-1216C47A": 4.0}, 5
-    made = plan(cloud, nat_instance=True)
-    assert made.network_problem is None
+    cluster = plan(cloud, nat_instance=True)
+    assert cluster.network_problem is None
     assert plan(cloud).network_problem
     cloud.quotas["L-1216C47A"] = 3.0
     with pytest.raises(
@@ -330,13 +330,13 @@ RESOLVE = "resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/"
 
 
 def test_instances_start_with_the_newest_ami(cloud: Cloud, warnings: list[str]) -> None:
-    made = plan(cloud, **CPU_WORKERS)
-    assert [node.ami_id for node in made.nodes.values()] == [
+    cluster = plan(cloud, **CPU_WORKERS)
+    assert [node.ami_id for node in cluster.nodes.values()] == [
         f"{RESOLVE}{variant}recommended/image_id" for variant in ("", "gpu/", "")
     ]
     cloud.amis = {AMI: {}}
-    made = plan(cloud, head_ami_id=AMI, worker_ami_id=AMI)
-    assert {node.ami_id for node in made.nodes.values()} == {AMI}
+    cluster = plan(cloud, head_ami_id=AMI, worker_ami_id=AMI)
+    assert {node.ami_id for node in cluster.nodes.values()} == {AMI}
     assert not [line for line in warnings if "Amazon" in line]
     cloud.answers = {"getAmi": {"architecture": "arm64"}}
     with pytest.raises(SettingError, match=r"^head_ami_id: 'ami-\w+' is for arm64"):
@@ -368,14 +368,14 @@ H100 = {"instance_types": ["p5.48xlarge"], "max": 2}
 
 def test_kinds_follow_the_pools(cloud: Cloud) -> None:
     two_zones = {"instance_types": ["g6.12xlarge"], "zones": ["us-west-2c", "us-west-2a"], "min": 1, "max": 3}
-    made = plan(
+    cluster = plan(
         cloud,
         **pools(h100=H100, l4=two_zones, prep={"instance_types": ["c6i.8xlarge"], "initial": 1, "root_volume_gib": 50}),
         **CPU_WORKERS,
         max_cpu_workers=1,
         availability_zones=("us-west-2b", "us-west-2c"),
     )
-    assert {kind: (node.pool, node.zones, node.shares, node.max_count) for kind, node in made.nodes.items()} == {
+    assert {kind: (node.pool, node.zones, node.shares, node.max_count) for kind, node in cluster.nodes.items()} == {
         "head": ("", ("us-west-2b",), False, 1),
         "workers": ("default", ("us-west-2b",), False, 2),
         "workers-c": ("default", ("us-west-2c",), True, 2),
@@ -385,25 +385,25 @@ def test_kinds_follow_the_pools(cloud: Cloud) -> None:
         "l4-workers-a": ("l4", ("us-west-2a",), True, 3),
         "prep-workers": ("prep", ("us-west-2b",), False, 1),
     }
-    assert list(made.nodes) == ["head", *made.scales]
-    assert [node.task.gpus for node in made.nodes.values()] == [0, 1, 1, 0, 8, 4, 4, 0]
-    assert {node.ami_id for node in made.nodes.values() if node.task.gpus} == {f"{RESOLVE}gpu/recommended/image_id"}
-    assert {node.ami_id for node in made.nodes.values() if not node.task.gpus} == {f"{RESOLVE}recommended/image_id"}
-    assert {scale.idle_minutes for scale in made.scales.values()} == {30}
-    assert made.scales["l4-workers-a"].default_job_count == made.scales["l4-workers-c"].default_job_count == 1
-    assert made.gpus == 2
+    assert list(cluster.nodes) == ["head", *cluster.scales]
+    assert [node.task.gpus for node in cluster.nodes.values()] == [0, 1, 1, 0, 8, 4, 4, 0]
+    assert {node.ami_id for node in cluster.nodes.values() if node.task.gpus} == {f"{RESOLVE}gpu/recommended/image_id"}
+    assert {node.ami_id for node in cluster.nodes.values() if not node.task.gpus} == {f"{RESOLVE}recommended/image_id"}
+    assert {scale.idle_minutes for scale in cluster.scales.values()} == {30}
+    assert cluster.scales["l4-workers-a"].default_job_count == cluster.scales["l4-workers-c"].default_job_count == 1
+    assert cluster.gpus == 2
 
 
 def test_spread_workers_are_one_node_group(cloud: Cloud) -> None:
-    made = plan(cloud, availability_zones=("us-west-2b", "us-west-2a"), spread_zones=True, **pools(h100=H100))
-    assert list(made.nodes) == ["head", "workers", "h100-workers"]
-    assert (made.nodes["workers"].zones, made.nodes["workers"].spread) == (("us-west-2b", "us-west-2a"), True)
-    assert (made.nodes["h100-workers"].zones, made.nodes["h100-workers"].spread) == (("us-west-2b",), False)
+    cluster = plan(cloud, availability_zones=("us-west-2b", "us-west-2a"), spread_zones=True, **pools(h100=H100))
+    assert list(cluster.nodes) == ["head", "workers", "h100-workers"]
+    assert (cluster.nodes["workers"].zones, cluster.nodes["workers"].spread) == (("us-west-2b", "us-west-2a"), True)
+    assert (cluster.nodes["h100-workers"].zones, cluster.nodes["h100-workers"].spread) == (("us-west-2b",), False)
 
 
 def test_pools_follow_the_zone_that_the_state_keeps(cloud: Cloud) -> None:
-    made = plan(cloud, **pools(h100=H100, c={**H100, "zones": ["us-west-2c"]}))
-    zones = {kind: node.zones for kind, node in made.nodes.items()}
+    cluster = plan(cloud, **pools(h100=H100, c={**H100, "zones": ["us-west-2c"]}))
+    zones = {kind: node.zones for kind, node in cluster.nodes.items()}
     assert zones == {"head": (), "workers": (), "h100-workers": (), "c-workers-c": ("us-west-2c",)}
 
 
@@ -411,8 +411,8 @@ def test_every_subnet_has_a_node_group_of_the_default_pool(cloud: Cloud) -> None
     cloud.subnet_zones = {"subnet-a": "us-west-2a"}
     network: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-b", "subnet-a")}
     assert list(plan(cloud, **network).nodes) == ["head", "workers", "workers-a"]
-    made = plan(cloud, **network, availability_zones=("us-west-2a",), **pools(b={**H100, "zones": ["us-west-2b"]}))
-    assert {kind: node.zones for kind, node in made.nodes.items()} == {
+    cluster = plan(cloud, **network, availability_zones=("us-west-2a",), **pools(b={**H100, "zones": ["us-west-2b"]}))
+    assert {kind: node.zones for kind, node in cluster.nodes.items()} == {
         "head": ("us-west-2a",),
         "workers": ("us-west-2a",),
         "b-workers-b": ("us-west-2b",),
@@ -438,9 +438,9 @@ def test_each_pool_counts_once_in_cost(cloud: Cloud) -> None:
 def test_a_pool_without_maximum_costs_nothing(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
     cloud.quotas = {"L-417A185B": 0.0}
-    made = plan(cloud, worker_pools={"h100": {"instance_types": ["p5.48xlarge"]}})
-    assert made.hourly_usd == plan(cloud).hourly_usd
-    assert made.nodes["h100-workers"].max_count == made.scales["h100-workers"].max_count == 0
+    cluster = plan(cloud, worker_pools={"h100": {"instance_types": ["p5.48xlarge"]}})
+    assert cluster.hourly_usd == plan(cloud).hourly_usd
+    assert cluster.nodes["h100-workers"].max_count == cluster.scales["h100-workers"].max_count == 0
     assert warnings == [
         "worker_pools.h100.max: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2"
     ]
@@ -466,9 +466,9 @@ def test_spot_prices_are_those_of_all_zones_of_a_pool(cloud: Cloud) -> None:
     cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
     cloud.spot_prices = {"p5.48xlarge": 10.0}
     h100 = {**H100, "spot": True, "on_demand": 1, "zones": ["us-west-2c", "us-west-2a"]}
-    made = plan(cloud, **pools(h100=h100), max_hourly_usd=1000)
+    cluster = plan(cloud, **pools(h100=h100), max_hourly_usd=1000)
     assert asked == [["us-west-2a", "us-west-2c"]]
-    assert made.nodes["h100-workers-c"].prices == made.nodes["h100-workers-a"].prices
+    assert cluster.nodes["h100-workers-c"].prices == cluster.nodes["h100-workers-a"].prices
     with pytest.raises(
         SettingError, match=r"is below the 65\S* USD per hour of .* and 2 x p5\.48xlarge \(1 on spot\); "
     ):
@@ -523,8 +523,8 @@ def test_types_of_a_pool_are_equal_and_usable(cloud: Cloud, types: list[str], li
 
 def test_types_with_the_same_gpu_are_equal(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = {"m5.large": 1.0, "g5.xlarge": 1.0, "g6.xlarge": 1.0, "g6.4xlarge": 2.0}
-    made = plan(cloud, **pools(l4={"instance_types": ["g6.4xlarge", "g6.xlarge"], "max": 1}))
-    assert made.nodes["l4-workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
+    cluster = plan(cloud, **pools(l4={"instance_types": ["g6.4xlarge", "g6.xlarge"], "max": 1}))
+    assert cluster.nodes["l4-workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert not warnings
 
 
@@ -595,8 +595,8 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
     plan(cloud, **settings)
     assert not cloud.messages
     cloud.preview = True
-    made = plan(cloud, **settings)
-    months = idle_cost.lines(made.costs, made.nodes, made.scales)
+    cluster = plan(cloud, **settings)
+    months = idle_cost.lines(cluster.costs, cluster.nodes, cluster.scales)
     assert cloud.messages == [
         "head: 1 x m5.large, 1 on demand, at most 1.00 USD per hour",
         "pool default: 2 x g5.xlarge with 250 GB local disks, 2 on demand, at most 4.00 USD per hour",

@@ -237,11 +237,11 @@ def test_autoscaled_service_ignores_desired_count(cloud: Cloud) -> None:
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
-    made = cloud.resources["ray-workers-service"]
-    assert made.inputs["desiredCount"] == 0
-    breaker = made.inputs["deploymentCircuitBreaker"]
+    resource = cloud.resources["ray-workers-service"]
+    assert resource.inputs["desiredCount"] == 0
+    breaker = resource.inputs["deploymentCircuitBreaker"]
     assert breaker == {"enable": True, "rollback": False}
-    assert made.ignore_changes == ("desiredCount",)
+    assert resource.ignore_changes == ("desiredCount",)
 
 
 def test_a_fixed_number_is_held(nodes: Cloud) -> None:
@@ -262,8 +262,8 @@ def test_redeploy_workers_forces_a_new_deployment(
         service("ray-workers", worker, [], count=0, redeploy=word)
 
     cloud.run(program)
-    made = cloud.resources["ray-workers-service"].inputs
-    assert (made.get("forceNewDeployment"), made.get("triggers")) == (forced, triggers)
+    resource = cloud.resources["ray-workers-service"].inputs
+    assert (resource.get("forceNewDeployment"), resource.get("triggers")) == (forced, triggers)
 
 
 KINDS_OF_POOLS = {
@@ -280,19 +280,23 @@ KINDS_OF_POOLS = {
 def test_each_kind_has_its_task(cloud: Cloud) -> None:
     groups = {kind: ResourceRef(name=known(kind), arn=known(f"arn:{kind}")) for kind in KINDS_OF_POOLS}
     facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
-    made = cloud.run(
+    definitions = cloud.run(
         lambda: tasks().by_kind(KINDS_OF_POOLS, head_host="head", cluster_info_parameter=facts, groups=groups)
     )
-    assert made.keys() == KINDS_OF_POOLS.keys()
+    assert definitions.keys() == KINDS_OF_POOLS.keys()
     labels = dict.fromkeys(("cpu-workers", "h100-workers", "h100-workers-c", "prep-workers"), "")
     labels |= {"cpu-workers": "cpu-workers", "h100-workers": "h100", "h100-workers-c": "h100", "prep-workers": "prep"}
-    for kind, args in made.items():
+    for kind, args in definitions.items():
         assert cloud.value(args.family) == f"ray-cluster-{kind}"
         [container] = json.loads(cloud.value(args.container))
-        environment = {each["name"]: each["value"] for each in container["environment"]}
+        environment = {variable["name"]: variable["value"] for variable in container["environment"]}
         assert environment.get("RAY_NODE_TYPE_NAME") == labels.get(kind)
-        actions = [each for each in json.loads(cloud.value(args.task_policy))["Statement"] if each["Resource"] != "*"]
-        replaced = [each["Resource"] for each in actions if each["Action"] == [policies.MARK_UNHEALTHY]]
+        actions = [
+            statement
+            for statement in json.loads(cloud.value(args.task_policy))["Statement"]
+            if statement["Resource"] != "*"
+        ]
+        replaced = [statement["Resource"] for statement in actions if statement["Action"] == [policies.MARK_UNHEALTHY]]
         assert replaced == ([f"arn:{kind}"] if KINDS_OF_POOLS[kind].task.gpus else [])
 
 
@@ -303,8 +307,8 @@ def test_pools_do_not_restart_the_head(cloud: Cloud, without: tuple[str, ...]) -
 
     def head(nodes: dict[str, Any]) -> Any:
         groups = {kind: ResourceRef(name=known(kind), arn=known(f"arn:{kind}")) for kind in nodes}
-        made = tasks().by_kind(nodes, head_host="head", cluster_info_parameter=facts, groups=groups)["head"]
-        return made.container, made.task_policy
+        definition = tasks().by_kind(nodes, head_host="head", cluster_info_parameter=facts, groups=groups)["head"]
+        return definition.container, definition.task_policy
 
     fewer = {kind: node for kind, node in KINDS_OF_POOLS.items() if kind not in without}
     texts = [tuple(map(cloud.value, cloud.run(lambda nodes=nodes: head(nodes)))) for nodes in (KINDS_OF_POOLS, fewer)]

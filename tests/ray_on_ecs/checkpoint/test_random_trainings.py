@@ -132,19 +132,19 @@ class Shared(torch.optim.Optimizer):
         for group in self.param_groups:
             group["notes"] = group["notes"] + ["b"]
             group["table"] = group["table"] * 1.1
-            for each in group["params"]:
-                if each.grad is None:
+            for parameter in group["params"]:
+                if parameter.grad is None:
                     continue
-                state = self.state[each]
+                state = self.state[parameter]
                 together = state.setdefault("together", torch.zeros(1) if together is None else together)
                 together += 1
-                state.setdefault("a.b", torch.zeros_like(each)).add_(each.grad)
-                state.setdefault("list", []).append(each.grad.sum())
-                state["nested"] = {"double": each.grad.double() / 3, 1: (1, "text")}
+                state.setdefault("a.b", torch.zeros_like(parameter)).add_(parameter.grad)
+                state.setdefault("list", []).append(parameter.grad.sum())
+                state["nested"] = {"double": parameter.grad.double() / 3, 1: (1, "text")}
                 state["name"], state["array"] = f"step {shared['count']}", np.arange(shared["count"])
                 state[7] = state.get(7, 0) + 1
                 by = group["lr"] * float(shared["mean"]) * float(state["nested"]["double"].sum()) / 10
-                each.sub_(by * state["a.b"].tanh() * len(state["name"]) / (1 + float(together)))
+                parameter.sub_(by * state["a.b"].tanh() * len(state["name"]) / (1 + float(together)))
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -152,7 +152,7 @@ class Lookahead(torch.optim.Optimizer):
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base, self.steps = base, 0
-        self.slow = [each.detach().clone() for group in base.param_groups for each in group["params"]]
+        self.slow = [parameter.detach().clone() for group in base.param_groups for parameter in group["params"]]
         super().__init__(base.param_groups, {})
         self.param_groups = base.param_groups
 
@@ -169,16 +169,18 @@ class Lookahead(torch.optim.Optimizer):
         self.base.step()
         self.steps += 1
         if self.steps % 2 == 0:
-            for slow, each in zip(self.slow, (p for group in self.param_groups for p in group["params"]), strict=True):
-                each.copy_(slow.lerp_(each, 0.5))
+            for slow, parameter in zip(
+                self.slow, (p for group in self.param_groups for p in group["params"]), strict=True
+            ):
+                parameter.copy_(slow.lerp_(parameter, 0.5))
 
 
 def filled(module: nn.Module) -> nn.Module:
     """Give a module the weights that the script loads at each start."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for each in module.parameters():
-            each.copy_(torch.randn(each.shape, generator=generator))
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return module
 
 
@@ -209,7 +211,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.1, centered=True),
     "Adafactor": lambda p: torch.optim.Adafactor(p, 0.01),
-    "LBFGS": lambda p: torch.optim.LBFGS([each for group in p for each in group["params"]], 0.01, max_iter=2),
+    "LBFGS": lambda p: torch.optim.LBFGS([parameter for group in p for parameter in group["params"]], 0.01, max_iter=2),
     "shared": Shared,
     "lookahead": lambda p: Lookahead(torch.optim.AdamW(p, 0.01)),
 }
@@ -244,7 +246,7 @@ class Training:
             if progress.step % 2:
                 self.model.eval()(torch.ones(1, WIDTH))
             self.model.train()
-        trained = [each for part in self.model[1:] for each in part.parameters()]
+        trained = [parameter for part in self.model[1:] for parameter in part.parameters()]
         if self.unfreezes != "group":
             trained += self.base.parameters()
         half = len(trained) // 2 if choose.random() < 0.5 else 0
@@ -345,8 +347,8 @@ def check(seed: int, folder: Path) -> None:
             saved = sorted(folder.glob("step-*"))
             if training.loses_the_newest and saved:
                 (saved[-1] / "checkpoint.json").unlink()
-    if found := difference(expected, training.result()):
-        raise AssertionError(found)
+    if fault := difference(expected, training.result()):
+        raise AssertionError(fault)
 
 
 @pytest.fixture(autouse=True)
@@ -365,5 +367,5 @@ def test_interrupted_training_of_any_parts_ends_with_the_same_bits(
         try:
             check(seed, tmp_path / str(seed))
         except BaseException as cause:
-            said = capsys.readouterr().err
-            raise AssertionError(f"seed {seed}: {Training(seed, None).description} {said}") from cause
+            errors = capsys.readouterr().err
+            raise AssertionError(f"seed {seed}: {Training(seed, None).description} {errors}") from cause

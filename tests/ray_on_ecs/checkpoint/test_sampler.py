@@ -7,34 +7,36 @@ from torch.utils.data import DataLoader, TensorDataset
 from ray_on_ecs import DistributedSampler
 
 
-def sampler(samples: int, rank: int = 0, ranks: int = 1, seed: int = 0, shuffle: bool = True) -> DistributedSampler:
-    made = DistributedSampler(range(samples), seed=seed, shuffle=shuffle)
-    made.rank, made.world_size = rank, ranks
-    return made
+def make_sampler(
+    samples: int, rank: int = 0, ranks: int = 1, seed: int = 0, shuffle: bool = True
+) -> DistributedSampler:
+    sampler = DistributedSampler(range(samples), seed=seed, shuffle=shuffle)
+    sampler.rank, sampler.world_size = rank, ranks
+    return sampler
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_ranks_share_all_samples_equally(ranks: int) -> None:
-    shares = [list(sampler(20, rank, ranks)) for rank in range(ranks)]
-    assert {len(share) for share in shares} == {-(-20 // ranks)} == {len(sampler(20, 0, ranks))}
-    assert {each for share in shares for each in share} == set(range(20))
+    shares = [list(make_sampler(20, rank, ranks)) for rank in range(ranks)]
+    assert {len(share) for share in shares} == {-(-20 // ranks)} == {len(make_sampler(20, 0, ranks))}
+    assert {index for share in shares for index in share} == set(range(20))
 
 
 def test_the_order_follows_from_seed_and_epoch() -> None:
-    first, second = sampler(50), sampler(50)
+    first, second = make_sampler(50), make_sampler(50)
     assert list(first) == list(second) != list(range(50))
     second.set_epoch(1)
     assert list(first) != list(second)
-    assert list(sampler(50, seed=1)) != list(sampler(50))
-    assert list(sampler(50, shuffle=False)) == list(range(50))
+    assert list(make_sampler(50, seed=1)) != list(make_sampler(50))
+    assert list(make_sampler(50, shuffle=False)) == list(range(50))
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (4, 1)])
 def test_a_position_is_of_all_ranks(before: int, after: int) -> None:
-    second = {each for rank in range(before) for each in list(sampler(24, rank, before))[12 // before :]}
+    second = {index for rank in range(before) for index in list(make_sampler(24, rank, before))[12 // before :]}
     rest: set[int] = set()
     for rank in range(after):
-        resumed = sampler(24, rank, after)
+        resumed = make_sampler(24, rank, after)
         resumed.load_state_dict({"epoch": 0, "position": 12, "samples": 24, "seed": 0})
         assert len(resumed) == 24 // after
         rest |= set(resumed)
@@ -42,21 +44,21 @@ def test_a_position_is_of_all_ranks(before: int, after: int) -> None:
 
 
 def test_epoch_continues_at_its_position() -> None:
-    made = sampler(10)
-    made.position = 4
-    made.set_epoch(0)
-    assert made.position == 4
-    made.set_epoch(1)
-    assert made.position == 0
+    sampler = make_sampler(10)
+    sampler.position = 4
+    sampler.set_epoch(0)
+    assert sampler.position == 4
+    sampler.set_epoch(1)
+    assert sampler.position == 0
 
 
 def test_second_pass_without_end_epoch_is_refused() -> None:
-    made = sampler(4)
-    for _ in DataLoader(TensorDataset(torch.arange(4)), sampler=made):
-        made.position += 1
-    assert list(made) == []
+    sampler = make_sampler(4)
+    for _ in DataLoader(TensorDataset(torch.arange(4)), sampler=sampler):
+        sampler.position += 1
+    assert list(sampler) == []
     with pytest.raises(RuntimeError, match=r"epoch 0 has no samples left; call end_epoch\(\) or set_epoch\(\)"):
-        list(made)
+        list(sampler)
 
 
 @pytest.mark.parametrize(
@@ -65,49 +67,49 @@ def test_second_pass_without_end_epoch_is_refused() -> None:
 def test_a_position_of_other_data_is_refused(field: str, named: str) -> None:
     state = {"epoch": 0, "position": 0, "samples": 10, "seed": 0, field: 9}
     with pytest.raises(ValueError, match=named):
-        sampler(10).load_state_dict(state)
+        make_sampler(10).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("ranks", "position", "is_wrong"), [(1, 24, False), (2, 24, False), (2, 12, True), (2, 8, False), (3, 20, False)]
 )
 def test_count_of_one_ranks_samples_is_noticed(ranks: int, position: int, is_wrong: bool) -> None:
-    made = sampler(24, 0, ranks)
-    made.position = position
-    assert made.counts_one_rank(4) is is_wrong
+    sampler = make_sampler(24, 0, ranks)
+    sampler.position = position
+    assert sampler.counts_one_rank(4) is is_wrong
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_global_batch_is_equal_on_all_world_sizes(ranks: int) -> None:
-    shares = [list(sampler(25, rank, ranks).batches(8)) for rank in range(ranks)]
-    batches = [{each for share in shares for each in share[step]} for step in range(3)]
+    shares = [list(make_sampler(25, rank, ranks).batches(8)) for rank in range(ranks)]
+    batches = [{index for share in shares for index in share[step]} for step in range(3)]
     assert [len(batch) for batch in batches] == [8, 8, 8]
-    assert {len(share) for share in shares} == {3} == {len(sampler(25, 0, ranks).batches(8))}
-    order = list(sampler(25))
+    assert {len(share) for share in shares} == {3} == {len(make_sampler(25, 0, ranks).batches(8))}
+    order = list(make_sampler(25))
     assert batches == [set(order[8 * step : 8 * step + 8]) for step in range(3)]
 
 
 def test_global_batches_without_end_epoch_are_refused() -> None:
-    made = sampler(20)
-    made.position = 16
-    assert list(made.batches(8)) == []
+    sampler = make_sampler(20)
+    sampler.position = 16
+    assert list(sampler.batches(8)) == []
     with pytest.raises(RuntimeError, match="epoch 0 has no samples left"):
-        list(made.batches(8))
+        list(sampler.batches(8))
 
 
 def test_data_set_below_world_size_is_repeated() -> None:
-    assert [len(list(sampler(2, rank, 5))) for rank in range(5)] == [1] * 5
+    assert [len(list(make_sampler(2, rank, 5))) for rank in range(5)] == [1] * 5
 
 
 def test_global_batches_go_on_from_a_position() -> None:
-    made = sampler(24)
-    whole = list(made.batches(8))
-    made.position = 8
-    loader = DataLoader(TensorDataset(torch.arange(24)), batch_sampler=made.batches(8))
+    sampler = make_sampler(24)
+    whole = list(sampler.batches(8))
+    sampler.position = 8
+    loader = DataLoader(TensorDataset(torch.arange(24)), batch_sampler=sampler.batches(8))
     assert [batch.tolist() for [batch] in loader] == whole[1:]
 
 
 @pytest.mark.parametrize("size", [1, 25])
 def test_impossible_global_batch_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"global_batch_size: {size} must be at least 2, the number of ranks, and"):
-        sampler(24, 0, 2).batches(size)
+        make_sampler(24, 0, 2).batches(size)

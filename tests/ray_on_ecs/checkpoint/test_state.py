@@ -17,7 +17,7 @@ from tests.ray_on_ecs.checkpoint.loop import difference
 from tests.training.ranks import Ranks
 
 
-def made(trains_base: bool = False, weight: float = 1.0) -> nn.Sequential:
+def make_model(trains_base: bool = False, weight: float = 1.0) -> nn.Sequential:
     """Return a model of a base, which the script loads, and a head."""
     base, head = nn.Linear(2, 2), nn.Linear(2, 1)
     nn.init.constant_(base.weight, weight)
@@ -62,7 +62,7 @@ def flip(model: nn.Sequential) -> None:
 
 
 def replace(model: nn.Sequential) -> None:
-    model[0] = made(weight=5.0)[0]
+    model[0] = make_model(weight=5.0)[0]
 
 
 CHANGES: dict[str, Callable[[nn.Sequential], Any]] = {
@@ -79,10 +79,10 @@ CHANGES: dict[str, Callable[[nn.Sequential], Any]] = {
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_changed_frozen_weights_are_saved(tmp_path: Path, kind: str) -> None:
-    model = made()
+    model = make_model()
     saved(tmp_path, model, lambda: CHANGES[kind](model), save_frozen=False)
     for _ in range(2):  # also by the next process
-        again = made()
+        again = make_model()
         checkpoint = Checkpointer(tmp_path, model=again, save_frozen=False)
         assert checkpoint.resume()
         assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
@@ -92,29 +92,29 @@ def test_changed_frozen_weights_are_saved(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_frozen_weights_left_out_are_the_scripts(tmp_path: Path, trains: bool) -> None:
-    saved(tmp_path, made(), save_frozen=False)
-    again = made(trains, 2.0)
+    saved(tmp_path, make_model(), save_frozen=False)
+    again = make_model(trains, 2.0)
     assert Checkpointer(tmp_path, model=again, save_frozen=False).resume()
     assert weight_of(again).eq(2).all()
 
 
 def test_weights_loaded_before_resume_are_left_out(tmp_path: Path) -> None:
-    model = made()
+    model = make_model()
     checkpoint = Checkpointer(tmp_path, model=model, save_frozen=False)
     change_data(model)
     checkpoint.resume()
     checkpoint.after_step()
     checkpoint.close()
-    again = made(weight=7.0)
+    again = make_model(weight=7.0)
     assert Checkpointer(tmp_path, model=again, save_frozen=False).resume()
     assert weight_of(again).eq(7).all()
 
 
 def test_averaged_weights_are_saved_with_the_frozen_ones(tmp_path: Path) -> None:
-    average = made(weight=3.0).requires_grad_(False)
-    saved(tmp_path, made(), state={"average": average}, save_frozen=False)
-    again = made(weight=4.0).requires_grad_(False)
-    assert Checkpointer(tmp_path, model=made(), state={"average": again}, save_frozen=False).resume()
+    average = make_model(weight=3.0).requires_grad_(False)
+    saved(tmp_path, make_model(), state={"average": average}, save_frozen=False)
+    again = make_model(weight=4.0).requires_grad_(False)
+    assert Checkpointer(tmp_path, model=make_model(), state={"average": again}, save_frozen=False).resume()
     assert weight_of(again).eq(3).all()
 
 
@@ -124,7 +124,7 @@ def test_best_checkpoint_counts_from_the_unfreezing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, keep_last: int
 ) -> None:
     """An earlier one lacks the weights of then, which the script has trained since."""
-    model = made()
+    model = make_model()
     checkpoint = Checkpointer(tmp_path, model=model, save_frozen=False, keep_best="loss", keep_last=keep_last)
     best: dict[str, torch.Tensor] = {}
     for loss in (0.1, 0.2, 0.5, 0.3, 0.4):
@@ -142,7 +142,7 @@ def test_best_checkpoint_counts_from_the_unfreezing(
 
 
 def test_best_checkpoint_below_adapters_is_of_all_steps(tmp_path: Path) -> None:
-    model = made()
+    model = make_model()
     checkpoint = Checkpointer(tmp_path, model=model, save_frozen=False, keep_best="loss", keep_last=1)
     for loss in (0.1, 0.2, 0.3):
         checkpoint.after_step()
@@ -154,7 +154,7 @@ def test_best_checkpoint_below_adapters_is_of_all_steps(tmp_path: Path) -> None:
 
 def test_progress_is_known_before_the_model(tmp_path: Path) -> None:
     assert saved_progress(tmp_path) == (0, 0)
-    checkpoint = Checkpointer(tmp_path, model=made())
+    checkpoint = Checkpointer(tmp_path, model=make_model())
     for _ in range(3):
         checkpoint.after_step()
     checkpoint.end_epoch()
@@ -180,9 +180,9 @@ def optimizer_of(model: nn.Sequential, *groups: list[int]) -> torch.optim.Optimi
 def test_other_parameter_groups_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], groups: list[list[int]], named: str
 ) -> None:
-    model = made(True)
+    model = make_model(True)
     saved(tmp_path, model, optimizer=optimizer_of(model, [2, 3], [0, 1]))
-    model = made(True)
+    model = make_model(True)
     line = refused(tmp_path, capsys, model=model, optimizer=optimizer_of(model, *groups))
     assert named in line
     assert "saved_progress()" in line
@@ -209,7 +209,7 @@ STATES: dict[str, Any] = {
 @pytest.mark.parametrize("kind", STATES)
 def test_any_state_of_an_optimizer_is_kept(tmp_path: Path, kind: str) -> None:
     def build() -> tuple[nn.Sequential, Free]:
-        model = made(True)
+        model = make_model(True)
         return model, Free(model.parameters())
 
     model, optimizer = build()
@@ -247,7 +247,7 @@ def of_a_class(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
     ],
 )
 def test_state_that_pytorch_loses_is_refused_at_the_save(tmp_path: Path, change: Any, named: str) -> None:
-    model = made(True)
+    model = make_model(True)
     optimizer = Free(model.parameters())
     checkpoint = Checkpointer(tmp_path, model=model, optimizer=optimizer)
     change(model, optimizer)
@@ -259,7 +259,7 @@ def test_state_that_pytorch_loses_is_refused_at_the_save(tmp_path: Path, change:
 @pytest.mark.parametrize("names", [("a", "a.b"), ("a.b.c", "a.b")])
 def test_names_whose_keys_could_be_equal_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="and a dot; take another name"):
-        Checkpointer(tmp_path, model=made(), state={name: nn.Linear(1, 1) for name in names})
+        Checkpointer(tmp_path, model=make_model(), state={name: nn.Linear(1, 1) for name in names})
 
 
 class Buffered(nn.Module):
@@ -358,13 +358,13 @@ def scaler(is_on: bool) -> torch.amp.GradScaler:
 def test_object_that_refuses_its_state_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], before: Any, now: Any, named: str
 ) -> None:
-    saved(tmp_path, made(), state={"own": before})
-    assert named in refused(tmp_path, capsys, model=made(), state={"own": now})
+    saved(tmp_path, make_model(), state={"own": before})
+    assert named in refused(tmp_path, capsys, model=make_model(), state={"own": now})
 
 
 def test_schedule_of_another_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def build(make: Any) -> dict[str, Any]:
-        model = made(True)
+        model = make_model(True)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         return {"model": model, "optimizer": optimizer, "state": {"schedule": make(optimizer)}}
 
@@ -378,14 +378,14 @@ def test_schedule_of_another_class_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_storage_that_fails_in_a_load_is_no_mismatch(tmp_path: Path) -> None:
-    saved(tmp_path, made(), state={"own": Refusing()})
+    saved(tmp_path, make_model(), state={"own": Refusing()})
     with pytest.raises(ConnectionError):
-        Checkpointer(tmp_path, model=made(), state={"own": Refusing(ConnectionError("reset"))}).resume()
+        Checkpointer(tmp_path, model=make_model(), state={"own": Refusing(ConnectionError("reset"))}).resume()
 
 
 def end(rank: int, ranks: int, folder: Path, how: str) -> list[str]:
     """Train two steps, destroy the process group, and end in one of several ways; returns the folders."""
-    model = nn.parallel.DistributedDataParallel(made(True))
+    model = nn.parallel.DistributedDataParallel(make_model(True))
     checkpoint = Checkpointer(folder / how, model=model)
     checkpoint.resume()
     for _ in range(2):
@@ -406,7 +406,7 @@ def end(rank: int, ranks: int, folder: Path, how: str) -> list[str]:
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file://{folder / how}.new", rank=rank, world_size=ranks)
-    return sorted(each.parent.name for each in (folder / how).glob("*/checkpoint.json"))
+    return sorted(path.parent.name for path in (folder / how).glob("*/checkpoint.json"))
 
 
 @pytest.mark.parametrize("how", ["close", "with", "saving", "failing", "rank 0 alone"])
@@ -421,7 +421,7 @@ def teach(rank: int, ranks: int, folder: Path) -> Tensor:
     from torch.distributed.fsdp import fully_shard
 
     def build() -> nn.Module:
-        model = made()
+        model = make_model()
         fully_shard(model)
         return model
 
@@ -443,8 +443,8 @@ def test_trusted_value_whose_class_has_gone_is_one_line(
 ) -> None:
     own = Refusing()
     monkeypatch.setattr(own, "state_dict", lambda: {"value": Refusing()})
-    saved(tmp_path, made(), state={"own": own}, trust_pickle=True)
+    saved(tmp_path, make_model(), state={"own": own}, trust_pickle=True)
     monkeypatch.undo()
     monkeypatch.delattr(f"{__name__}.Refusing")
-    line = refused(tmp_path, capsys, model=made(), state={"own": own}, trust_pickle=True)
+    line = refused(tmp_path, capsys, model=make_model(), state={"own": own}, trust_pickle=True)
     assert re.search(r"a value can't be read: AttributeError: .*Refusing", line)

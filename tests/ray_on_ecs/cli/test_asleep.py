@@ -109,13 +109,13 @@ def test_status_names_a_head_that_sleeps(laptop: Laptop, name: str) -> None:
     node = {"kind": ray_status.HEAD, "instance_type": None, "zone": None, "market": None, "up_seconds": 900}
     nodes = [{**node, **dict.fromkeys(("gpus", "cpus", "gpus_used", "cpus_used"), 0.0)}]
     put_state(laptop, name, ray={"ray_version": "2.60.0", "nodes": nodes})
-    found = status_of(laptop)
+    rows = status_of(laptop)
     is_asleep = name in ARE_ASLEEP
-    assert ("asleep since" in found["head"]) == is_asleep
-    assert found["head"].endswith("ray-on-ecs run wakes it") == (is_asleep and name != "waking")
-    assert ("the requested runs wake it" in found["head"]) == (name == "waking")
-    assert ("Ray 2.60.0" in found["head"]) != is_asleep
-    assert ("unknown while the head sleeps" in found["cost"]) == is_asleep
+    assert ("asleep since" in rows["head"]) == is_asleep
+    assert rows["head"].endswith("ray-on-ecs run wakes it") == (is_asleep and name != "waking")
+    assert ("the requested runs wake it" in rows["head"]) == (name == "waking")
+    assert ("Ray 2.60.0" in rows["head"]) != is_asleep
+    assert ("unknown while the head sleeps" in rows["cost"]) == is_asleep
     document = json.loads(run(laptop, "status", "--json")[1])
     assert (document["asleep_since"] is not None) == is_asleep
 
@@ -154,7 +154,7 @@ def test_doctor_finds_no_fault_in_a_head_that_sleeps(laptop: Laptop, name: str) 
 def test_doctor_names_a_missing_permission(laptop: Laptop) -> None:
     put_state(laptop, "asleep")
     laptop.front.refused = {"PutMetricData"}
-    checks = {each["check"]: each for each in json.loads(run(laptop, "doctor", "--json")[1])["checks"]}
+    checks = {check["check"]: check for check in json.loads(run(laptop, "doctor", "--json")[1])["checks"]}
     assert checks["head"]["state"] == "warning"
     assert "your runs can't wake it when it sleeps: access denied (" in checks["head"]["line"]
 
@@ -170,7 +170,7 @@ def alarms(laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch) -> lis
 
     def note(of: Wake, data: Any) -> None:
         publish(of, data)
-        values.extend(each["Values"][0] for each in data if each["MetricName"] == HEAD_REQUESTED)
+        values.extend(datum["Values"][0] for datum in data if datum["MetricName"] == HEAD_REQUESTED)
 
     def act(waker: wake.Waker, *arguments: Any) -> bool:
         told = wait(waker, *arguments)
@@ -218,7 +218,7 @@ def test_command_that_needs_a_head_wakes_it(
     assert alarms
     assert ("the cluster is asleep since" in err) == (name in ARE_ASLEEP)
     assert heads.documents.read_head()[1].head, "a new head is up"
-    until(lambda: not [each for each in heads.documents.requests() if "joe" not in str(each)])
+    until(lambda: not [request for request in heads.documents.requests() if "joe" not in str(request)])
 
 
 @pytest.mark.parametrize("words", [WAKING[0], WAKING[4]], ids=lambda words: words[0])
@@ -333,7 +333,7 @@ def test_ctrl_c_before_the_request_deletes_the_secrets(laptop: Laptop, monkeypat
 def assert_secret_is_deleted(laptop: Laptop, status: int) -> None:
     words = ("run", "--detach", "--secret", "TOKEN", *TYPED[1:])
     assert run(laptop, *words, TOKEN="hf_12345")[0] == status
-    names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
+    names = [parameter["Name"] for parameter in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert not any("TOKEN" in name for name in names)
 
 
@@ -344,8 +344,8 @@ def test_failed_request_does_not_fail_a_run_on_a_head_that_is_up(
     state = remote.RemoteJobs.state
 
     def sleeping(jobs: remote.RemoteJobs) -> tuple[HeadState, float]:
-        found, age = state(jobs)
-        return replace(found, wake=Wake("ray-on-ecs/c", REGION, 60), idle_minutes=61.0), age
+        head, age = state(jobs)
+        return replace(head, wake=Wake("ray-on-ecs/c", REGION, 60), idle_minutes=61.0), age
 
     monkeypatch.setattr(remote.RemoteJobs, "state", sleeping)
     heads.start()
@@ -402,7 +402,7 @@ def test_workers_of_the_run_wake_with_the_head(laptop: Laptop, alarms: list[floa
     put_state(laptop, "asleep", ray={"groups": {"h100-workers": {**group, "disk_usd": 0.0}}})
     assert run(laptop, "run", "--detach", "--gpu", "H100", *TYPED[1:])[0] == 0
     metrics = laptop.aws("cloudwatch").list_metrics(Namespace=f"ray-on-ecs/{laptop.outputs['cluster_name']}")["Metrics"]
-    names = {each["MetricName"]: each["Dimensions"] for each in metrics}
+    names = {metric["MetricName"]: metric["Dimensions"] for metric in metrics}
     assert names["GPUsRequested"] == names["GPUs"] == [{"Name": "Workers", "Value": "h100-workers"}]
 
 
@@ -477,7 +477,7 @@ def test_session_with_a_head_without_an_instance_is_one_line(laptop: Laptop) -> 
     status, _, err = run(laptop, "shell")
     assert (status, err) == (3, err)
     assert err.startswith("ray-on-ecs: the head has no task on an instance: it is starting, or sleeps")
-    checks = {each["check"]: each for each in json.loads(run(laptop, "doctor", "--json")[1])["checks"]}
+    checks = {check["check"]: check for check in json.loads(run(laptop, "doctor", "--json")[1])["checks"]}
     assert checks["head's instance"]["state"] == "warning"
 
 

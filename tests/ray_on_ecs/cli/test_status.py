@@ -44,10 +44,10 @@ def test_status_is_one_screen(stack: Laptop) -> None:
     done = stack.run("status")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "stack outputs in us-east-1"
-    found = shown(done)
-    assert re.fullmatch(rf"Ray {stack.head.version}, up 1:5\d:\d\d, 0 of 2 CPUs in use", found["head"])
-    assert found == {
-        "head": found["head"],
+    rows = shown(done)
+    assert re.fullmatch(rf"Ray {stack.head.version}, up 1:5\d:\d\d, 0 of 2 CPUs in use", rows["head"])
+    assert rows == {
+        "head": rows["head"],
         "default": "2 of 2 nodes in us-east-1a: 2 x g5.xlarge on demand, 1 of 2 GPUs in use",
         "GPUs": "1 of 2 in use, 4 requested",
         "jobs": "1 running, 1 queued",
@@ -92,9 +92,9 @@ def test_scale_in_is_one_line(stack: Laptop, scaling: dict[str, object], says: s
 
 def test_failed_launch_is_one_line(stack: Laptop) -> None:
     stack.fail_launch()
-    found = shown(stack.run("status"))
-    assert found["EC2"] == "1 of 2 workers in service"
-    assert "; workers: EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment; add zones" in found["ECS"]
+    rows = shown(stack.run("status"))
+    assert rows["EC2"] == "1 of 2 workers in service"
+    assert "; workers: EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment; add zones" in rows["ECS"]
     stack.fail_launch(minutes_ago=24 * 60)
     assert "EC2 has" not in shown(stack.run("status"))["ECS"]
 
@@ -134,10 +134,10 @@ def test_denied_call_is_named_beside_the_cause(stack: Laptop, operation: str) ->
     stack.replace_service("workers", 1)
     stack.stop_task({"stoppedReason": "Task failed to start", "containers": [{"exitCode": 127}]})
     stack.front.refused = {operation}
-    said = cause(stack.run("status"))
+    line = cause(stack.run("status"))
     service = "autoscaling" if "Scaling" in operation else "ecs"
-    assert said.endswith(f"AWS does not tell more: {service}:{operation} is denied")
-    assert said.startswith("the last task stopped: the image lacks its command") is (service == "autoscaling")
+    assert line.endswith(f"AWS does not tell more: {service}:{operation} is denied")
+    assert line.startswith("the last task stopped: the image lacks its command") is (service == "autoscaling")
 
 
 def test_deployment_that_waits_for_a_run_is_named(stack: Laptop) -> None:
@@ -181,10 +181,10 @@ def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
     stack.front.refused = {"DescribeServices", "DescribeAutoScalingGroups"}
     done = stack.run("status")
     assert done.returncode == 0, done.stderr
-    found = shown(done)
-    assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", found["ECS"])
-    assert found["EC2"].startswith("unknown (autoscaling: ")
-    assert found["cost"].startswith("0.27 USD an hour (200 a month) now: head 0.19, ")
+    rows = shown(done)
+    assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", rows["ECS"])
+    assert rows["EC2"].startswith("unknown (autoscaling: ")
+    assert rows["cost"].startswith("0.27 USD an hour (200 a month) now: head 0.19, ")
 
 
 def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
@@ -231,10 +231,10 @@ def test_stack_costs_while_its_head_cannot_be_reached(stack: Laptop) -> None:
 
 def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
     stack.put_workers(scaling=...)
-    found = shown(stack.run("status"))
+    rows = shown(stack.run("status"))
     why = f"unknown ({stack.outputs['cluster_info_parameter']} has no valid cluster info; pulumi up writes it)"
-    assert found["scale-in"] == why
-    assert found["cost"].startswith(f"{why}; {AT_LEAST}; at most 2.29 an hour")
+    assert rows["scale-in"] == why
+    assert rows["cost"].startswith(f"{why}; {AT_LEAST}; at most 2.29 an hour")
 
 
 def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
@@ -254,18 +254,18 @@ def test_state_of_a_silent_head_has_its_age(stack: Laptop, seconds: float, says:
     stack.head.add_worker(used=1.0)
     done = stack.run("status")
     assert (done.returncode, done.stderr) == (0, "")
-    found = shown(done)
-    assert found["GPUs"] == "1 of 1 in use, 1 requested"
+    rows = shown(done)
+    assert rows["GPUs"] == "1 of 1 in use, 1 requested"
     assert ("silent" in done.stdout) is bool(says)
-    assert says is None or found["head"].startswith(says)
+    assert says is None or rows["head"].startswith(says)
     assert json.loads(stack.run("status", "--json").stdout)["seconds_ago"] == pytest.approx(seconds, abs=30)
 
 
 def test_ray_that_is_starting_is_named(stack: Laptop) -> None:
     stack.head.has_ray = False
-    found = shown(stack.run("status"))
-    assert found["Ray"] == "does not answer the head: it is starting, or busy"
-    assert found["jobs"] == "0 running, 0 queued"
+    rows = shown(stack.run("status"))
+    assert rows["Ray"] == "does not answer the head: it is starting, or busy"
+    assert rows["jobs"] == "0 running, 0 queued"
 
 
 def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
@@ -340,9 +340,9 @@ def test_cost_per_hour(
     stack.put_workers(**changed)
     for labels in nodes:
         stack.head.add_worker(**labels)
-    found = json.loads(stack.run("status", "--json").stdout)
-    assert found["hourly_usd"] == (pytest.approx(hourly, abs=1e-4) if hourly else None)
-    assert (found["unknown"] == {}) is (hourly is not None)
+    document = json.loads(stack.run("status", "--json").stdout)
+    assert document["hourly_usd"] == (pytest.approx(hourly, abs=1e-4) if hourly else None)
+    assert (document["unknown"] == {}) is (hourly is not None)
 
 
 @pytest.mark.parametrize(
@@ -441,10 +441,10 @@ def test_pools_have_a_line_for_each_node_group(stack: Laptop) -> None:
     stack.head.add_worker(used=4.0, gpus=8.0, **H100)
     done = stack.run("status")
     assert (done.returncode, done.stderr) == (0, "")
-    found = shown(done)
+    rows = shown(done)
     usd = IDLE_USD + 3 * 1.006 + SPOT_USD
-    del found["head"], found["jobs"]
-    assert found == {
+    del rows["head"], rows["jobs"]
+    assert rows == {
         "default": "1 of 2 nodes in us-east-1a: 1 x g5.xlarge on demand, 1 of 1 GPUs in use; "
         "1 of 2 nodes in us-east-1b: 1 x g5.xlarge on demand, 0 of 1 GPUs in use",
         "h100": "1 of 2 nodes in us-east-1c: 1 x p5.48xlarge on spot, 4 of 8 GPUs in use",
@@ -462,14 +462,14 @@ def test_pool_without_nodes_says_what_it_would_start(stack: Laptop) -> None:
     spread = {"zones": ["us-east-1c", "us-east-1d"], "types": ["p5.48xlarge", "p5en.48xlarge"], "gpu": "H100 or H200"}
     cpu = {"pool": "prep", "types": ["c7i.large"], "gpu": "", "units": 2, "max": 1}
     stack.put_pools({"h100-workers": spread, "prep-workers": cpu, "workers-b": {"max": 0}})
-    found = shown(stack.run("status"))
+    rows = shown(stack.run("status"))
     assert (
-        found["default"] == "0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); "
+        rows["default"] == "0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); "
         "0 of 0 nodes in us-east-1b: g5.xlarge (1 x A10G)"
     )
-    assert found["h100"] == "0 of 2 nodes in us-east-1c or us-east-1d: p5.48xlarge or p5en.48xlarge (8 x H100 or H200)"
-    assert found["prep"] == "0 of 1 node in us-east-1c: c7i.large (2 CPUs)"
-    assert "no workers-b are configured (maxWorkers is 0)" in found["scale-in"]
+    assert rows["h100"] == "0 of 2 nodes in us-east-1c or us-east-1d: p5.48xlarge or p5en.48xlarge (8 x H100 or H200)"
+    assert rows["prep"] == "0 of 1 node in us-east-1c: c7i.large (2 CPUs)"
+    assert "no workers-b are configured (maxWorkers is 0)" in rows["scale-in"]
 
 
 ACCOUNT_ID = "123456789012"  # of moto
@@ -492,37 +492,37 @@ def test_reservation_is_shown_with_its_unused_cost(stack: Laptop) -> None:
 def test_unused_instances_of_another_account_cost_nothing(stack: Laptop) -> None:
     stack.put_pools({"h100-workers": ON_DEMAND})
     stack.front.texts["DescribeCapacityReservations"] = answer(free=1, owner="210987654321")
-    found = shown(stack.run("status"))
-    assert f"{BLOCK_ID}, 1 of 2 in use, billed to account 210987654321 also without instances" in found["h100"]
-    assert "unused" not in found["cost"]
+    rows = shown(stack.run("status"))
+    assert f"{BLOCK_ID}, 1 of 2 in use, billed to account 210987654321 also without instances" in rows["h100"]
+    assert "unused" not in rows["cost"]
 
 
 def test_block_is_shown_with_its_end_and_without_a_price(stack: Laptop) -> None:
     stack.put_pools({"h100-workers": IN_BLOCK})
     stack.front.texts["DescribeCapacityReservations"] = answer(datetime(2099, 1, 2, 3, 4, tzinfo=UTC), free=1)
-    found = shown(stack.run("status"))
+    rows = shown(stack.run("status"))
     line = f"Capacity Block {BLOCK_ID} until 2099-01-02 03:04 UTC, 1 of 2 in use, paid up front"
-    assert found["h100"] == f"0 of 2 nodes in us-east-1c: p5.48xlarge (8 x H100); {line}"
-    assert "h100-workers 0.00" in found["cost"]
-    assert "unused" not in found["cost"]
+    assert rows["h100"] == f"0 of 2 nodes in us-east-1c: p5.48xlarge (8 x H100); {line}"
+    assert "h100-workers 0.00" in rows["cost"]
+    assert "unused" not in rows["cost"]
 
 
 def test_reservation_that_ec2_does_not_describe_has_its_reason(stack: Laptop) -> None:
     stack.put_pools({"h100-workers": ON_DEMAND})
     stack.front.refused.add("DescribeCapacityReservations")
-    found = shown(stack.run("status"))
-    assert f"; capacity reservation {BLOCK_ID} (" in found["h100"]
-    assert "USD an hour" in found["cost"]
+    rows = shown(stack.run("status"))
+    assert f"; capacity reservation {BLOCK_ID} (" in rows["h100"]
+    assert "USD an hour" in rows["cost"]
 
 
 def test_zones_of_a_pool_are_together(stack: Laptop) -> None:
     stack.put_pools(scaling={"workers": {}, "cpu-workers": {"units": 4, "max": 1}})
     stack.head.add_worker(gpus=0.0, **{"ray.io/node-group": "cpu-workers", "instance-type": "c7i.large"})
     done = stack.run("status")
-    found = shown(done)
+    rows = shown(done)
     assert re.findall("^  (default|cpu|h100)", done.stdout, re.MULTILINE) == ["default", "cpu", "h100"]
-    assert found["default"].count("0 of 2 nodes") == 2
-    assert found["cpu"] == "1 of 1 node in us-east-1a: 1 x c7i.large on demand, 0 of 4 CPUs in use"
+    assert rows["default"].count("0 of 2 nodes") == 2
+    assert rows["cpu"] == "1 of 1 node in us-east-1a: 1 x c7i.large on demand, 0 of 4 CPUs in use"
 
 
 def test_pools_as_json(stack: Laptop) -> None:
@@ -566,9 +566,9 @@ def test_fault_of_a_pool_is_said_of_its_kind(stack: Laptop) -> None:
     stack.put_pools()
     stack.replace_service("h100-workers", 0)
     stack.stop_task({"containers": [{"exitCode": 4}]})
-    found = shown(stack.run("status"))
-    assert "; h100-workers: the last task stopped: a GPU is missing" in found["ECS"]
-    assert "; workers:" not in found["ECS"]
+    rows = shown(stack.run("status"))
+    assert "; h100-workers: the last task stopped: a GPU is missing" in rows["ECS"]
+    assert "; workers:" not in rows["ECS"]
     doctor = stack.run("doctor")
     assert "h100-workers: the last task stopped: a GPU is missing" in doctor.stdout
 
@@ -580,11 +580,11 @@ def test_suspended_group_hinders_its_own_kind(stack: Laptop) -> None:
     autoscaling.suspend_processes(**which)
     stack.undo.callback(autoscaling.resume_processes, **which)
     document = json.loads(stack.run("status", "--json").stdout)
-    assert [kind for kind, each in document["scale_in"].items() if each["is_hindered"]] == ["h100-workers"]
+    assert [kind for kind, state in document["scale_in"].items() if state["is_hindered"]] == ["h100-workers"]
     assert group_name("h100-workers") in document["scale_in"]["h100-workers"]["fix"]
-    found = shown(stack.run("status"))
-    assert found["EC2"] == "2 of 2 workers in service; 1 of 1 h100-worker in service; suspended: Terminate"
-    assert found["scale-in"].startswith("idle workers and workers-b stop after 30 minutes; idle h100-workers keep run")
+    rows = shown(stack.run("status"))
+    assert rows["EC2"] == "2 of 2 workers in service; 1 of 1 h100-worker in service; suspended: Terminate"
+    assert rows["scale-in"].startswith("idle workers and workers-b stop after 30 minutes; idle h100-workers keep run")
     assert "!   workers: " in stack.run("doctor").stdout
 
 
@@ -608,10 +608,10 @@ def test_denied_question_hides_its_part_of_all_pools(stack: Laptop, operation: s
     done = stack.run("status")
     assert done.returncode == 0, done.stderr
     hidden = {"DescribeAutoScalingGroups": "EC2", "DescribeServices": "ECS", "DescribeSpotPriceHistory": "cost"}
-    found = shown(done)
-    unknown = {title for title, text in found.items() if text.startswith("unknown (")}
+    rows = shown(done)
+    unknown = {title for title, text in rows.items() if text.startswith("unknown (")}
     assert unknown == {hidden[operation]}
-    assert {"default", "h100", "scale-in"} <= found.keys()
+    assert {"default", "h100", "scale-in"} <= rows.keys()
     assert stack.run("doctor").stderr == ""
 
 
@@ -633,15 +633,15 @@ def test_pools_of_a_bucket_are_those_of_the_heads_state(stack: Laptop) -> None:
     address = f"s3://{stack.outputs['bucket']}"
     done = stack.run_alone("status", RAY_ON_ECS_CLUSTER=address)
     assert (done.returncode, done.stderr) == (0, "")
-    found = shown(done)
-    assert found["h100"] == "1 of 2 nodes in us-east-1c: 1 x p5.48xlarge on spot, 4 of 8 GPUs in use"
-    assert found["default"].startswith("0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); 0 of 2 nodes in us-east-1b: ")
-    assert "EC2" not in found
+    rows = shown(done)
+    assert rows["h100"] == "1 of 2 nodes in us-east-1c: 1 x p5.48xlarge on spot, 4 of 8 GPUs in use"
+    assert rows["default"].startswith("0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); 0 of 2 nodes in us-east-1b: ")
+    assert "EC2" not in rows
 
 
 def test_node_of_a_removed_pool_is_still_shown(stack: Laptop) -> None:
     stack.put_pools()
     stack.head.add_worker(gpus=8.0, **H100 | {"ray.io/node-group": "old"})
-    found = shown(stack.run("status"))
-    assert found["old"] == "1 node in us-east-1c: 1 x p5.48xlarge on spot, 0 of 8 GPUs in use"
-    assert found["cost"].startswith(f"unknown (the stack has no price of a node); {AT_LEAST}")
+    rows = shown(stack.run("status"))
+    assert rows["old"] == "1 node in us-east-1c: 1 x p5.48xlarge on spot, 0 of 8 GPUs in use"
+    assert rows["cost"].startswith(f"unknown (the stack has no price of a node); {AT_LEAST}")

@@ -99,19 +99,19 @@ def test_fault_of_the_call_ends_a_command_only_if_it_stays(
 ) -> None:
     begin, error = FAULTS[fault]
     begin(front, monkeypatch)
-    said: list[str] = []
-    waker = Waker(said.append)
+    lines: list[str] = []
+    waker = Waker(lines.append)
     for state, age in ((NEVER, HOUR), (ASLEEP, 5), (LOST, 5), (LOST, HOUR)):
         waker.ask(state, age)
-    assert not said, "it may be up, or start without a request"
+    assert not lines, "it may be up, or start without a request"
     if error:
         with pytest.raises(error, match="the cluster is asleep, and can't be woken: "):
             waker.ask(ASLEEP, HOUR)
-        assert not said
+        assert not lines
     else:
         waker.ask(ASLEEP, HOUR)
         waker.ask(ASLEEP, HOUR)
-        [line] = said
+        [line] = lines
         assert line.startswith("the request for the head is not published yet, and is tried again (")
         assert len(line) < 500
     waker.wait(ASLEEP, HOUR)  # the wait goes on in any case
@@ -229,10 +229,10 @@ def test_request_that_fails_is_published_again_sooner(clock: Clock, monkeypatch:
             raise Refused("ThrottlingException", "rate exceeded")
 
     monkeypatch.setattr(wake, "publish", fail)
-    said: list[str] = []
-    wait(clock, Waker(said.append), 120)
+    lines: list[str] = []
+    wait(clock, Waker(lines.append), 120)
     assert times == [0, 10, 20, 30, 90]
-    assert sum("rate exceeded" in line for line in said) == 1
+    assert sum("rate exceeded" in line for line in lines) == 1
 
 
 def test_request_that_fails_is_left_to_a_head_that_is_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +252,9 @@ def test_request_that_fails_is_left_to_a_head_that_is_up(clock: Clock, monkeypat
 
 
 def test_user_with_the_bucket_alone_sees_the_parts_and_the_minutes(clock: Clock, published: list[float]) -> None:
-    said: list[str] = []
-    wait(clock, Waker(said.append), 150)
-    first, *rest = said
+    lines: list[str] = []
+    wait(clock, Waker(lines.append), 150)
+    first, *rest = lines
     assert first.startswith("the cluster is asleep since ")
     assert first.endswith(f"wakes in {wake.TIME} ({wake.PARTS})")
     assert rest == ["waiting for the head: 1 minute so far", "waiting for the head: 2 minutes so far"]
@@ -264,20 +264,20 @@ def test_user_with_the_bucket_alone_sees_the_parts_and_the_minutes(clock: Clock,
 def test_head_that_has_just_gone_to_sleep_wakes_sooner(
     clock: Clock, published: list[float], age: float, is_warm: bool
 ) -> None:
-    said: list[str] = []
-    wait(clock, Waker(said.append), 1, age=age)
-    [line] = said
+    lines: list[str] = []
+    wait(clock, Waker(lines.append), 1, age=age)
+    [line] = lines
     assert (wake.WARM_TIME in line) == is_warm
     assert ("-" in line.partition(" since ")[2][:10]) == (age == 200_000), "the day"
 
 
 def test_stack_shows_its_phases_as_they_change(clock: Clock, published: list[float]) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     phases = {0: "alarm", 30: "EC2", 90: "image", 200: ""}
-    waker = Waker(said.append, lambda: [text for second, text in phases.items() if second <= clock.now][-1])
+    waker = Waker(lines.append, lambda: [text for second, text in phases.items() if second <= clock.now][-1])
     wait(clock, waker, 261)
-    assert said[0].endswith(f"wakes in {wake.TIME}")
-    assert said[1:] == [
+    assert lines[0].endswith(f"wakes in {wake.TIME}")
+    assert lines[1:] == [
         "waiting for the head: alarm",
         "waiting for the head: EC2",
         "waiting for the head: image",
@@ -293,11 +293,11 @@ def test_stack_shows_its_phases_as_they_change(clock: Clock, published: list[flo
 def test_lines_are_only_of_a_head_that_can_be_woken(
     clock: Clock, published: list[float], state: HeadState, age: float, tells: bool
 ) -> None:
-    said: list[str] = []
-    assert Waker(said.append).wait(state, age) == tells
-    assert bool(said) == tells
+    lines: list[str] = []
+    assert Waker(lines.append).wait(state, age) == tells
+    assert bool(lines) == tells
     assert bool(published) == (state is not NEVER)
-    assert not tells or ("asleep" in said[0]) == (state is ASLEEP)
+    assert not tells or ("asleep" in lines[0]) == (state is ASLEEP)
 
 
 # The workers
@@ -310,7 +310,10 @@ POOLS = workers(
     big_workers=node_group("big", "g5.48xlarge", units=8, max=1),
 )
 ONLY_H100 = workers(h100_workers=node_group("h100", "p5.48xlarge", units=8, max=2, default_nodes=2))
-NOT_DEFAULT = {**POOLS, "groups": {kind: each for kind, each in POOLS["groups"].items() if each["pool"] != "default"}}
+NOT_DEFAULT = {
+    **POOLS,
+    "groups": {kind: group for kind, group in POOLS["groups"].items() if group["pool"] != "default"},
+}
 
 
 @pytest.mark.parametrize(
@@ -344,16 +347,16 @@ def test_workers_of_a_run_are_requested_with_the_head(
     config = RunConfig(command=("train.py",), **settings)
     assert (first_need(config, info) if info else None) == need
     state = HeadState(ray={"groups": info["groups"]} if info else {})
-    data = {each["MetricName"]: each for each in workers_of_run(config, state)}
+    data = {metric["MetricName"]: metric for metric in workers_of_run(config, state)}
     if info and info["prices"]:
         return
     assert bool(data) == bool(need)
     if need:
         unit = "CPU" if need[0] == "cpu-workers" else "GPU"
-        values = {name: each["Values"] for name, each in data.items()}
+        values = {name: metric["Values"] for name, metric in data.items()}
         assert values == {f"{unit}s": [0], f"{unit}sRequested": [need[1]]}
         own = [] if need[0] in ("workers", "cpu-workers") else [{"Name": "Workers", "Value": need[0]}]
-        assert all(each["Dimensions"] == own for each in data.values())
+        assert all(metric["Dimensions"] == own for metric in data.values())
 
 
 def test_workers_are_requested_only_while_the_head_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +400,7 @@ class Cloud:
         if isinstance(answer, Exception):
             raise answer
         if method == "describe_scaling_activities":
-            return {"Activities": [{"StartTime": datetime.now(UTC), **each} for each in answer["Activities"]]}
+            return {"Activities": [{"StartTime": datetime.now(UTC), **activity} for activity in answer["Activities"]]}
         return answer
 
 
@@ -424,8 +427,11 @@ DENIED = Refused("AccessDeniedException", "denied")
         ({"describe_services": DENIED}, ""),
         ({"describe_services": {"services": []}}, ""),
         (services(status="INACTIVE"), ""),
-        *(({each: DENIED}, "") for each in ("describe_capacity_providers", "describe_auto_scaling_groups")),
-        *(({each: DENIED}, "") for each in ("describe_scaling_activities", "list_container_instances", "list_tasks")),
+        *(({operation: DENIED}, "") for operation in ("describe_capacity_providers", "describe_auto_scaling_groups")),
+        *(
+            ({operation: DENIED}, "")
+            for operation in ("describe_scaling_activities", "list_container_instances", "list_tasks")
+        ),
         ({"describe_services": Refused("ClusterNotFoundException", "no cluster")}, StackNotFound),
     ],
 )

@@ -37,14 +37,14 @@ def clock() -> Clock:
 
 def noted(clock: Clock, minutes: float, *, desk: str = "", machine: str = "") -> Idle:
     """The idle time of a head that both threads have found idle for some minutes, and then perhaps busy."""
-    found = Idle(now=clock)
+    idle_time = Idle(now=clock)
     for _ in range(round(minutes * 6)):
         clock.now += 10
-        found.note(DESK, "")
-        found.note(MACHINE, "")
-    found.note(DESK, desk)
-    found.note(MACHINE, machine)
-    return found
+        idle_time.note(DESK, "")
+        idle_time.note(MACHINE, "")
+    idle_time.note(DESK, desk)
+    idle_time.note(MACHINE, machine)
+    return idle_time
 
 
 def test_idle_time_grows_while_both_threads_find_nothing(clock: Clock) -> None:
@@ -54,33 +54,33 @@ def test_idle_time_grows_while_both_threads_find_nothing(clock: Clock) -> None:
 
 @pytest.mark.parametrize("busy", [{"desk": "a run"}, {"machine": "a shell"}])
 def test_work_begins_the_idle_time_anew(clock: Clock, busy: dict[str, str]) -> None:
-    found = noted(clock, 90, **busy)
-    assert found.minutes == 0
+    idle_time = noted(clock, 90, **busy)
+    assert idle_time.minutes == 0
     clock.now += 30
-    found.note(DESK, "")
-    found.note(MACHINE, "")
-    assert found.minutes == 0.5
+    idle_time.note(DESK, "")
+    idle_time.note(MACHINE, "")
+    assert idle_time.minutes == 0.5
 
 
 @pytest.mark.parametrize("silent", [DESK, MACHINE])
 def test_thread_that_hangs_counts_as_busy(clock: Clock, silent: str, caplog: pytest.LogCaptureFixture) -> None:
-    found = noted(clock, 90)
+    idle_time = noted(clock, 90)
     for _ in range(30):
         clock.now += 10
-        found.note({DESK: MACHINE, MACHINE: DESK}[silent], "")
-        found.minutes  # noqa: B018 # as the threads read it
-    assert found.minutes == 0
+        idle_time.note({DESK: MACHINE, MACHINE: DESK}[silent], "")
+        idle_time.minutes  # noqa: B018 # as the threads read it
+    assert idle_time.minutes == 0
     [record] = caplog.records
     assert f"the thread of the {silent} hangs" in record.message
 
 
 @pytest.mark.parametrize("known", [DESK, MACHINE])
 def test_head_is_busy_until_both_threads_have_looked(clock: Clock, known: str) -> None:
-    found = Idle(now=clock)
+    idle_time = Idle(now=clock)
     for _ in range(100):
         clock.now += 10
-        found.note(known, "")
-    assert found.minutes == 0
+        idle_time.note(known, "")
+    assert idle_time.minutes == 0
 
 
 # The machine
@@ -120,8 +120,8 @@ DASHBOARD, NOTEBOOK, GCS = "2049", "22B8", "18EB"
     ],
 )
 def test_connection_of_another_machine_keeps_awake(connection: tuple[str, str, str], visitor: str | None) -> None:
-    found = list(idle.visitors(lines(connection), (ports.DASHBOARD, idle.NOTEBOOK_PORT)))
-    assert found == ([visitor] if visitor else [])
+    addresses = list(idle.visitors(lines(connection), (ports.DASHBOARD, idle.NOTEBOOK_PORT)))
+    assert addresses == ([visitor] if visitor else [])
 
 
 def test_table_of_this_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +209,11 @@ def test_terminal_of_this_machine_is_found() -> None:
     with Popen(words, stdin=PIPE, stdout=PIPE, start_new_session=True) as process:  # which gets the terminal
         assert process.stdout
         process.stdout.readline()
-        found = {pid for pid, _ in idle.from_outside(idle.PROC)}
+        pids = {pid for pid, _ in idle.from_outside(idle.PROC)}
         process.communicate()
     os.close(own)
     os.close(other)
-    assert str(process.pid) in found
+    assert str(process.pid) in pids
     assert str(process.pid) not in {pid for pid, _ in idle.from_outside(idle.PROC)}
 
 
@@ -232,7 +232,7 @@ def fail() -> str:
 
 
 @pytest.mark.parametrize(
-    ("checks", "found"),
+    ("checks", "expected"),
     [
         ({}, ("", "")),
         ({"a": lambda: "", "b": lambda: ""}, ("", "")),
@@ -243,8 +243,8 @@ def fail() -> str:
     ],
     ids=["no checks", "idle", "busy", "busy before a failure", "failure before work", "failure"],
 )
-def test_check_that_fails_keeps_awake(checks: Mapping[str, Callable[[], str]], found: tuple[str, str]) -> None:
-    assert idle.look(checks) == found
+def test_check_that_fails_keeps_awake(checks: Mapping[str, Callable[[], str]], expected: tuple[str, str]) -> None:
+    assert idle.look(checks) == expected
 
 
 @pytest.mark.parametrize("table", ["a b c 01\n", "   0: 2049 D431 01\n", "   0: 0500000A:XX 0900000A:D431 01\n"])
@@ -260,23 +260,23 @@ def test_check_that_hangs_keeps_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(idle, "HANG_SECONDS", 0.3)
     hangs, goes_on, is_up = threading.Event(), threading.Event(), threading.Event()
-    found = Idle([MACHINE])
+    idle_time = Idle([MACHINE])
 
     def check() -> str:
         if hangs.is_set():
             goes_on.wait()
         return ""
 
-    threading.Thread(target=idle.watch, args=(found, {"a": check}, is_up), daemon=True).start()
+    threading.Thread(target=idle.watch, args=(idle_time, {"a": check}, is_up), daemon=True).start()
     time.sleep(0.1)
-    assert found.minutes == 0, "Ray is starting"
+    assert idle_time.minutes == 0, "Ray is starting"
     is_up.set()
-    until(lambda: found.minutes > 0, between=0.1)
+    until(lambda: idle_time.minutes > 0, between=0.1)
     hangs.set()
-    until(lambda: found.minutes == 0, between=0.1)
+    until(lambda: idle_time.minutes == 0, between=0.1)
     goes_on.set()
     hangs.clear()
-    until(lambda: found.minutes > 0, between=0.1)
+    until(lambda: idle_time.minutes > 0, between=0.1)
 
 
 VARIABLES = {CLOUDWATCH_NAMESPACE_VARIABLE: "ray-on-ecs/c", "AWS_REGION": "us-west-2", SLEEP_VARIABLE: "60"}

@@ -70,8 +70,8 @@ def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a CPU worker with eight CPUs and needs ten."""
     nodes = [used_node(gpus=1), used_node(gpus=2), used_node(pool="cpu-workers"), used_node(cpus=0)]
     pending = ((Request({"GPU": 1}), 2), (Request({"CPU": 2}), 1))
-    found = ResourceState(nodes=tuple(nodes), pending=pending)
-    set_state(monkeypatch, found)
+    state = ResourceState(nodes=tuple(nodes), pending=pending)
+    set_state(monkeypatch, state)
     monkeypatch.setattr(cluster_info, "_answers", {})
     for name in (CPU_WORKERS_VARIABLE, CLUSTER_INFO_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -94,7 +94,7 @@ def test_gpu_metrics_are_published(ray: Head, cloudwatch: Any) -> None:
 
 def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
     metrics.publish("head-b")
-    assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
+    assert all(not metric["Dimensions"] for metric in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
 
 
 def test_cpu_metrics_are_published_with_cpu_workers(
@@ -125,26 +125,26 @@ def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
         used_node(cpus=64, pool="big"),
     )
     in_b = Condition(ZONE_LABEL, ("us-west-2b",))
-    found = ResourceState(nodes=nodes, pending=((Request({"GPU": 1}, (in_b,)), 9),))
-    set_state(monkeypatch, found)
+    state = ResourceState(nodes=nodes, pending=((Request({"GPU": 1}, (in_b,)), 9),))
+    set_state(monkeypatch, state)
     monkeypatch.setattr(metrics, "read_cluster_info", lambda: info)
 
 
 @pytest.fixture
 def published(cloudwatch: Any) -> Iterator[dict[str, dict[str, float]]]:
     """The head's metrics in the calls that it makes, by kind of worker, "" for those without a dimension."""
-    found: dict[str, dict[str, float]] = {}
+    by_kind: dict[str, dict[str, float]] = {}
 
     def note(params: dict[str, Any], **_: Any) -> None:
-        for each in params["MetricData"]:
-            dimensions = {one["Name"]: one["Value"] for one in each.get("Dimensions", ())}
+        for datum in params["MetricData"]:
+            dimensions = {one["Name"]: one["Value"] for one in datum.get("Dimensions", ())}
             assert dimensions.keys() <= {KIND_DIMENSION}
-            [value] = each["Values"]
-            found.setdefault(dimensions.get(KIND_DIMENSION, ""), {})[each["MetricName"]] = value
+            [value] = datum["Values"]
+            by_kind.setdefault(dimensions.get(KIND_DIMENSION, ""), {})[datum["MetricName"]] = value
 
     events = metrics.client("cloudwatch", **metrics.LIMITS).meta.events
     events.register("before-parameter-build.cloudwatch.PutMetricData", note)
-    yield found
+    yield by_kind
     events.unregister("before-parameter-build.cloudwatch.PutMetricData", note)
 
 
@@ -212,23 +212,23 @@ def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs
 @pytest.fixture
 def idle() -> Idle:
     """The idle time of a head that was busy an hour ago."""
-    found = Idle([], lambda: time.monotonic() - 3600)
-    found._now = time.monotonic
-    return found
+    idle_time = Idle([], lambda: time.monotonic() - 3600)
+    idle_time._now = time.monotonic
+    return idle_time
 
 
 @pytest.fixture
 def calls(cloudwatch: Any) -> Iterator[list[dict[str, float]]]:
     """The first value of each metric, by call."""
-    found: list[dict[str, float]] = []
+    firsts: list[dict[str, float]] = []
 
     def note(params: dict[str, Any], **_: Any) -> None:
-        found.append({each["MetricName"]: each["Values"][0] for each in params["MetricData"]})
-        assert not any("Timestamp" in each for each in params["MetricData"]), "clocks may be wrong"
+        firsts.append({datum["MetricName"]: datum["Values"][0] for datum in params["MetricData"]})
+        assert not any("Timestamp" in datum for datum in params["MetricData"]), "clocks may be wrong"
 
     events = metrics.client("cloudwatch", **metrics.LIMITS).meta.events
     events.register("before-parameter-build.cloudwatch.PutMetricData", note)
-    yield found
+    yield firsts
     events.unregister("before-parameter-build.cloudwatch.PutMetricData", note)
 
 
@@ -331,8 +331,8 @@ def test_failure_and_recovery_cost_one_line_each(
     monkeypatch.setattr(metrics, "PUBLISH_SECONDS", 0.0)
     with pytest.raises(Enough):
         metrics.repeat(outcomes(*causes))
-    said = [line.removesuffix("; trying again") for line in capsys.readouterr().err.splitlines()]
-    assert said == [f"ray-head: metrics: the publication {line}" for line in lines]
+    errors = [line.removesuffix("; trying again") for line in capsys.readouterr().err.splitlines()]
+    assert errors == [f"ray-head: metrics: the publication {line}" for line in lines]
 
 
 class Clock:
@@ -363,19 +363,19 @@ def test_slow_publishing_keeps_the_interval(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
     ],
 )
 def test_aws_errors_are_raised(
-    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    with pytest.raises(BotoCoreError, match=said):
+    with pytest.raises(BotoCoreError, match=message):
         metrics.publish("head-e")
 
 
@@ -391,12 +391,12 @@ head.main()
 def test_head_runs_without_cloudwatch(tmp_path: Path) -> None:
     # Ray runs until the head has said something.
     ray = fake_ray(tmp_path, "#!/bin/sh\nfor _ in $(seq 600); do [ -s said ] && exit 7; sleep 0.1; done\n")
-    with (tmp_path / "said").open("w") as said:
+    with (tmp_path / "said").open("w") as log:
         status = subprocess.call(
             [sys.executable, "-c", HEAD],
             env={**ray, "CLOUDWATCH_NAMESPACE": "mine", "PYTHONPATH": os.pathsep.join(sys.path)},
             cwd=tmp_path,
-            stderr=said,
+            stderr=log,
             timeout=180,
         )
     assert status == 7

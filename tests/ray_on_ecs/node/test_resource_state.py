@@ -35,11 +35,11 @@ def request(resources: dict[str, float], *selectors: dict[str, Any]) -> Any:
 
 def gang(strategy: str, *requests: Any, selected: bool = True) -> Any:
     """Ray's message of a placement group that waits."""
-    plain = [messages.ResourceRequest(resources_bundle=each.resources_bundle) for each in requests]
-    found = messages.GangResourceRequest(requests=plain, details=f"19e4e3:{strategy}|PENDING")
+    plain = [messages.ResourceRequest(resources_bundle=request.resources_bundle) for request in requests]
+    gang = messages.GangResourceRequest(requests=plain, details=f"19e4e3:{strategy}|PENDING")
     if selected:
-        found.bundle_selectors.add(resource_requests=requests)
-    return found
+        gang.bundle_selectors.add(resource_requests=requests)
+    return gang
 
 
 def pending_of(*gangs: Any, single: Any = ()) -> list[tuple[Request, int]]:
@@ -72,12 +72,12 @@ def test_alive_nodes_with_their_use() -> None:
         )
         for number, (status, used) in enumerate([("RUNNING", 2), ("IDLE", 0), ("DEAD", 0), ("DRAINING", 0)])
     ]
-    found = resource_state.parse(messages.ClusterResourceState(node_states=nodes)).nodes
-    assert [each.address for each in found] == ["10.0.0.0", "10.0.0.1", "10.0.0.3"]
-    assert [each.used("GPU") for each in found] == [2, 0, 0]
-    assert [each.is_used for each in found] == [True, False, False]
-    assert [each.idle_seconds for each in found] == [0, 1.5, 0]
-    assert found[0].labels == {GROUP: "h100"}
+    ray_nodes = resource_state.parse(messages.ClusterResourceState(node_states=nodes)).nodes
+    assert [node.address for node in ray_nodes] == ["10.0.0.0", "10.0.0.1", "10.0.0.3"]
+    assert [node.used("GPU") for node in ray_nodes] == [2, 0, 0]
+    assert [node.is_used for node in ray_nodes] == [True, False, False]
+    assert [node.idle_seconds for node in ray_nodes] == [0, 1.5, 0]
+    assert ray_nodes[0].labels == {GROUP: "h100"}
 
 
 def test_requests_with_their_selectors_and_fallbacks() -> None:
@@ -85,7 +85,7 @@ def test_requests_with_their_selectors_and_fallbacks() -> None:
     one = messages.ResourceRequestByCount(request=request(wanted, {GROUP: "x"}, {GROUP: "y,z"}, {GROUP: "!x"}), count=3)
     plain = messages.ResourceRequestByCount(request=request(wanted), count=1)
     empty = messages.ResourceRequestByCount(request=request(wanted, {}), count=2)
-    x, yz = (Condition(GROUP, tuple(each)) for each in ("x", "yz"))
+    x, yz = (Condition(GROUP, tuple(groups)) for groups in ("x", "yz"))
     not_x = Condition(GROUP, tuple("x"), is_not=True)
     assert pending_of(single=[one, plain, empty]) == [
         (Request(wanted, (x,), ((yz,), (not_x,))), 3),
@@ -108,15 +108,15 @@ def test_bundles_for_one_node_are_one_request() -> None:
         request({"GPU": 3}, {GROUP: "h100"}),
         request({"GPU": 1}),
     ]
-    [(found, count)] = pending_of(gang("STRICT_PACK", *bundles))
-    assert (found.resources, count) == ({"GPU": 5, "CPU": 1}, 1)
-    assert found.conditions == (Condition(GROUP, ("h100",)),)
+    [(need, count)] = pending_of(gang("STRICT_PACK", *bundles))
+    assert (need.resources, count) == ({"GPU": 5, "CPU": 1}, 1)
+    assert need.conditions == (Condition(GROUP, ("h100",)),)
 
 
 def test_requests_of_programs_from_both_places() -> None:
     constraint = messages.ClusterResourceConstraint()
     constraint.resource_requests.add(request=request({"GPU": 2}, {GROUP: "h100"}), count=2)
     state = messages.ClusterResourceState(cluster_resource_constraints=[constraint])
-    found = resource_state.parse(state, [{"GPU": 1}, {"GPU": 1}]).requested
+    requests = resource_state.parse(state, [{"GPU": 1}, {"GPU": 1}]).requested
     of_h100 = Request({"GPU": 2}, (Condition(GROUP, ("h100",)),))
-    assert found == ((Request({"GPU": 1}), 1), (Request({"GPU": 1}), 1), (of_h100, 2))
+    assert requests == ((Request({"GPU": 1}), 1), (Request({"GPU": 1}), 1), (of_h100, 2))

@@ -64,10 +64,10 @@ def written(storage: RunStorage, **settings: Any) -> RunConfig:
 
 def test_settings_and_code_are_read_as_written(storage: RunStorage) -> None:
     config = written(storage, **OTHER)
-    found = RunDocument.read(storage.uri, {})
-    assert found.config == replace(config, storage_path=storage.base)
-    assert found.code == CODE
-    assert found.storage.uri == storage.uri
+    run = RunDocument.read(storage.uri, {})
+    assert run.config == replace(config, storage_path=storage.base)
+    assert run.code == CODE
+    assert run.storage.uri == storage.uri
 
 
 def test_every_setting_is_written(storage: RunStorage) -> None:
@@ -85,11 +85,11 @@ def test_cluster_has_defaults_of_settings_that_are_not_given(storage: RunStorage
     defaults = {"WORKER_TIMEOUT": "1800", "CLOUDWATCH_NAMESPACE": "ray", "RUN_NAME": "x"}
     environment = {f"RAY_ON_ECS_{name}": value for name, value in defaults.items()}
     written(storage, command=("a.py",))
-    found = RunDocument.read(storage.uri, environment).config
-    assert (found.worker_timeout, found.cloudwatch_namespace, found.run_name) == (1800.0, "ray", "mine")
+    run = RunDocument.read(storage.uri, environment).config
+    assert (run.worker_timeout, run.cloudwatch_namespace, run.run_name) == (1800.0, "ray", "mine")
     written(storage, command=("a.py",), worker_timeout=5.0, cloudwatch_namespace="own")
-    found = RunDocument.read(storage.uri, environment).config
-    assert (found.worker_timeout, found.cloudwatch_namespace) == (5.0, "own")
+    run = RunDocument.read(storage.uri, environment).config
+    assert (run.worker_timeout, run.cloudwatch_namespace) == (5.0, "own")
     config = RunConfig(command=("a.py",), run_name="mine")
     document.write(storage, config, {"worker_timeout"}, CODE, {})
     assert RunDocument.read(storage.uri, environment).config.worker_timeout == config.worker_timeout
@@ -109,14 +109,14 @@ def test_resumed_run_keeps_its_id(storage: RunStorage) -> None:
 def test_folder_of_the_nodes_gets_the_document(storage: RunStorage, tmp_path: Path) -> None:
     shared = tmp_path / "efs"
     written(storage, command=("a.py",), storage_path=str(shared))
-    found = RunDocument.read(storage.uri, {})
-    assert found.storage.uri == f"{shared}/mine"
+    run = RunDocument.read(storage.uri, {})
+    assert run.storage.uri == f"{shared}/mine"
     assert not shared.exists(), "the run's lock comes first"
-    found.keep()
-    assert RunDocument.read(found.storage.uri, {}).content == found.content
+    run.keep()
+    assert RunDocument.read(run.storage.uri, {}).content == run.content
     [file] = shared.rglob("*.json")
     written_at = file.stat().st_mtime_ns
-    found.keep()
+    run.keep()
     assert file.stat().st_mtime_ns == written_at
 
 
@@ -249,7 +249,7 @@ def test_wrong_address_is_one_line(
 
 def test_slow_write_does_not_replace_a_later_one(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     written(storage, command=("a.py",))
-    found, write = RunDocument.read(storage.uri, {}), RunStorage.write_json
+    run, write = RunDocument.read(storage.uri, {}), RunStorage.write_json
     is_slow, goes_on = threading.Event(), threading.Event()
 
     def wait_and_write(self: RunStorage, name: str, content: dict[str, Any]) -> None:
@@ -259,8 +259,8 @@ def test_slow_write_does_not_replace_a_later_one(storage: RunStorage, monkeypatc
         write(self, name, content)
 
     monkeypatch.setattr(RunStorage, "write_json", wait_and_write)
-    first = threading.Thread(target=lambda: found.note(pool={"name": "h100"}))
-    second = threading.Thread(target=lambda: found.note(network={"transport": "EFA"}))
+    first = threading.Thread(target=lambda: run.note(pool={"name": "h100"}))
+    second = threading.Thread(target=lambda: run.note(network={"transport": "EFA"}))
     first.start()
     is_slow.wait()
     second.start()

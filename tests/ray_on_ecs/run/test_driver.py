@@ -179,7 +179,7 @@ class Run:
     Attributes:
         home: Its home.
         workers: Its workers.
-        said: The lines of its log.
+        lines: The lines of its log.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -194,7 +194,7 @@ class Run:
         self.record = RunRecord(self.storage, config)
         self.driver = RunDriver(Admission(document, self.record), self.home, {})
         self.workers = Workers()
-        self.said = collect_lines()
+        self.lines = collect_lines()
 
     @property
     def state(self) -> str:
@@ -310,19 +310,19 @@ CASES = [
 
 @pytest.mark.parametrize(("state", "event"), CASES)
 def test_event_ends_the_start_with_one_decision(run: Run, state: str, event: str) -> None:
-    happens, said, stays = EVENTS[event]
+    happens, message, stays = EVENTS[event]
     begin(run, state)
     happens(run)
     told = run.step()
     assert told.action == ("abort" if event == "hang" else "end")
     assert run.decide() is stays
-    [line] = run.said
-    assert line == said.replace("STACKS", line.partition("stacks in ")[2].partition(";")[0])
+    [line] = run.lines
+    assert line == message.replace("STACKS", line.partition("stacks in ")[2].partition(";")[0])
     assert run.told == Directive(1)
     if stays:
         run.until("running")
         assert run.step(5).action == "run"
-        assert len(run.said) == 1
+        assert len(run.lines) == 1
     run.home.draining_nodes = {}
     run.workers = run.workers if stays else Workers()
     run.until("running")
@@ -339,12 +339,12 @@ def test_event_while_a_start_ends_is_not_counted(run: Run, event: str) -> None:
     run.workers.is_at_work = True
     stays = run.decide()
     assert stays is (event not in ("its place is lost", "all are lost", "worker has an error"))
-    assert len(run.said) == 1, run.said
-    assert RESTARTS in run.said[0]
+    assert len(run.lines) == 1, run.lines
+    assert RESTARTS in run.lines[0]
     run.home.draining_nodes, run.workers.has_room = {}, False
     run.workers = run.workers if stays else Workers()
     run.until("running")
-    assert len(run.said) == 1
+    assert len(run.lines) == 1
 
 
 def test_run_is_finished_once_all_scripts_are(run: Run, clock: Clock) -> None:
@@ -355,7 +355,7 @@ def test_run_is_finished_once_all_scripts_are(run: Run, clock: Clock) -> None:
     assert run.step().action == "end"
     run.until("ended")
     assert run.driver._ended_for == "finished"
-    assert run.said == []
+    assert run.lines == []
 
 
 def test_failed_script_has_time_to_end(run: Run, clock: Clock) -> None:
@@ -412,7 +412,7 @@ def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
     run.home.draining_nodes = {"node-1": None}
     lose(run, 1, with_places=True)
     assert not run.decide()
-    assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
+    assert run.lines == ["nodes are being reclaimed; restarting from the beginning"]
 
 
 DEAD = OSError(errno.ENOTCONN, "Transport endpoint is not connected", "/mnt/data")
@@ -454,7 +454,7 @@ def test_error_of_a_machine_that_drains_is_reclaimed(
     run.home.draining_nodes = nodes
     if is_reclaimed:
         assert not run.decide()
-        assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
+        assert run.lines == ["nodes are being reclaimed; restarting from the beginning"]
     else:
         with pytest.raises(TrainingError):
             run.decide()
@@ -471,7 +471,7 @@ def test_error_after_the_notice_is_reclaimed(run: Run, clock: Clock) -> None:
     run.workers.tell(1, error=NO_PACKAGES, has_ended=True, is_stored=True, has_left=True)
     run.workers.is_at_work = True
     assert not run.decide()
-    assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
+    assert run.lines == ["nodes are being reclaimed; restarting from the beginning"]
 
 
 @pytest.mark.parametrize(
@@ -537,9 +537,9 @@ def test_silent_script_without_steps_continues(run: Run) -> None:
     for rank in range(2):
         run.workers.tell(rank, stacks=Stacks(request))
     assert run.step(3).action == "run"
-    until(lambda: run.said, between=0.01)
-    assert len(run.said) == 1
-    assert "has been silent for 1000 s" in run.said[0]
+    until(lambda: run.lines, between=0.01)
+    assert len(run.lines) == 1
+    assert "has been silent for 1000 s" in run.lines[0]
 
 
 @pytest.fixture
@@ -566,8 +566,8 @@ def test_stacks_that_a_command_asks_for_are_stored(asked: Path, tmp_path: Path, 
         run.step()
     where = "are in load_batch, data.py:88" if state == "running" else "have not started"
     folder = tmp_path / "mine" / "stalls" / REQUEST_ID
-    until(lambda: run.said, between=0.01)
-    assert run.said == [f"stacks for ray-on-ecs debug: all 2 ranks {where} ({folder})"]
+    until(lambda: run.lines, between=0.01)
+    assert run.lines == [f"stacks for ray-on-ecs debug: all 2 ranks {where} ({folder})"]
     assert (folder / "stacks.txt").read_text().startswith(f"all 2 ranks {where}\n")
     told = run.step()
     assert (told.action, told.stacks, run.state) == ("run", "", state)
@@ -584,8 +584,8 @@ def test_request_for_stacks_never_ends_a_run(asked: Path, tmp_path: Path, monkey
     run.workers.tell(0, stacks=Stacks(REQUEST_ID, (READ,)))
     run.workers.tell(1, has_ended=True, status=0)
     assert run.step(2).action == "run"
-    until(lambda: run.said, between=0.01)
-    assert "they could not be stored (no space)" in run.said[0]
+    until(lambda: run.lines, between=0.01)
+    assert "they could not be stored (no space)" in run.lines[0]
 
 
 @pytest.mark.parametrize("request_id", [REQUEST_ID, SILENT])
@@ -612,11 +612,11 @@ def test_run_goes_on_while_stacks_are_stored(
     run.step()
     give_notice(run)
     assert run.step(3).action == "end"
-    assert run.said == []
+    assert run.lines == []
     goes_on.set()
-    until(lambda: run.step() and len(run.said) == 2, between=0.01)
-    assert (str(fault) if fault else "the folder") in run.said[0]
-    assert run.said[1].startswith("stacks for ray-on-ecs debug: ")
+    until(lambda: run.step() and len(run.lines) == 2, between=0.01)
+    assert (str(fault) if fault else "the folder") in run.lines[0]
+    assert run.lines[1].startswith("stacks for ray-on-ecs debug: ")
 
 
 def test_hang_ends_while_stacks_are_asked_for(asked: Path, run: Run) -> None:
@@ -648,7 +648,7 @@ def test_scripts_that_have_ended_are_not_silent(tmp_path: Path, settings: dict[s
     for rank in range(2):
         run.workers.tell(rank, status=0, silent_seconds=math.inf, step=3)
     assert run.step(3).action == "run"
-    assert run.said == []
+    assert run.lines == []
 
 
 def test_shortage_of_a_program_ends_the_run(run: Run) -> None:
@@ -732,7 +732,7 @@ def test_last_files_that_are_not_stored(run: Run, ended: str) -> None:
         assert str(error.value) == f"{what}; continue with --run-name mine"
     else:
         run.until("ended")
-        assert run.said == [what]
+        assert run.lines == [what]
         assert run.decide()
 
 
@@ -781,7 +781,7 @@ def test_new_start_ignores_what_is_left_of_the_last(run: Run) -> None:
     assert run.step(5) == Directive(1), "the statuses are of the start before"
     run.workers.is_at_work = True
     run.until("running")
-    assert len(run.said) == 1
+    assert len(run.lines) == 1
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
@@ -794,7 +794,7 @@ def test_workers_without_places_are_requested_again(run: Run, is_busy: bool) -> 
     for _ in range(3):
         run.driver._train_in_group()
     assert run.told == Directive(0)
-    assert run.said == ["waiting: other jobs use the CPUs and GPUs of the cluster"] * is_busy
+    assert run.lines == ["waiting: other jobs use the CPUs and GPUs of the cluster"] * is_busy
     assert run.record.is_waiting == is_busy
 
 
@@ -823,7 +823,7 @@ def test_start_that_finds_files_is_told_so(run: Run) -> None:
     run.workers.fail()
     run.decide()
     assert run.told.resumes
-    assert "(newest kept file: last.ckpt of 1970-01-01 00:00:01 UTC; failure 1 in a row" in run.said[-1]
+    assert "(newest kept file: last.ckpt of 1970-01-01 00:00:01 UTC; failure 1 in a row" in run.lines[-1]
 
 
 def test_restart_finds_files_if_the_storage_does_not_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -886,7 +886,7 @@ ENDS: dict[str, tuple[Callable[[Run], None], str]] = {
 
 @pytest.mark.parametrize("event", ENDS)
 def test_first_cause_is_named_if_the_group_is_lost_while_it_ends(run: Run, event: str) -> None:
-    happens, said = ENDS[event]
+    happens, message = ENDS[event]
     run.until("running")
     happens(run)
     run.workers.is_at_work = False
@@ -898,8 +898,8 @@ def test_first_cause_is_named_if_the_group_is_lost_while_it_ends(run: Run, event
     else:
         run.driver._train_in_group()
         assert run.told == Directive(1)
-    lines = "\n".join(run.said)
-    assert lines == said.replace("STACKS", lines.partition("stacks in ")[2].partition(";")[0])
+    lines = "\n".join(run.lines)
+    assert lines == message.replace("STACKS", lines.partition("stacks in ")[2].partition(";")[0])
     assert run.workers.is_closed
 
 
@@ -941,7 +941,7 @@ def test_workers_are_polled_while_the_storage_is_slow(
     run.driver._decide(run.workers)
     is_over.set()
     assert len(run.workers.told) > before
-    [line] = run.said
+    [line] = run.lines
     if wait == "mark":
         assert f"restarting from {'the beginning' if answers else 'where the run was'} (failure 1" in line
     else:
@@ -958,7 +958,7 @@ def test_unreachable_group_is_replaced(run: Run, is_reclaimed: bool) -> None:
     assert group.is_closed
     assert run.told == Directive(1)
     kind = "nodes are being reclaimed" if is_reclaimed else "training failed: the head is gone"
-    assert run.said[0].startswith(f"{kind}; restarting")
+    assert run.lines[0].startswith(f"{kind}; restarting")
 
 
 def test_run_ends_when_no_restart_is_left(tmp_path: Path) -> None:
@@ -982,7 +982,7 @@ def test_whole_run_counts_its_steps_over_restarts(run: Run) -> None:
         run.driver.train()
     assert (run.driver.monitor.steps_made, run.driver.monitor.history) == (5, [{"loss": 1}])
     assert group.told[-1].action == "leave"
-    assert len(run.said) == 1
+    assert len(run.lines) == 1
 
 
 def test_slow_rank_is_said_and_recorded(run: Run, clock: Clock) -> None:
@@ -995,9 +995,9 @@ def test_slow_rank_is_said_and_recorded(run: Run, clock: Clock) -> None:
         clock.now += 4
         run.step()
     line = "rank 1 (i-1, 127.0.0.1) comes last to the collectives: 100 % of the waiting is for it, 50 % of the time"
-    assert run.said == [line]
-    assert [(each["what"], each["until"]) for each in run.record.status()["slow"]] == [(line, None)]
-    assert [(each["rank"], each["share"]) for each in run.record.status()["waits"]] == [(0, 0.5), (1, 0.0)]
+    assert run.lines == [line]
+    assert [(record["what"], record["until"]) for record in run.record.status()["slow"]] == [(line, None)]
+    assert [(record["rank"], record["share"]) for record in run.record.status()["waits"]] == [(0, 0.5), (1, 0.0)]
     run.workers.finish()
     run.until("ended")
     assert run.record.slow[0]["until"] == "1970-01-01T00:17:40+00:00"
@@ -1033,7 +1033,7 @@ def start_of(run: Run, node: Moments, **first: Any) -> list[str]:
 def test_start_ends_with_the_first_step(run: Run, step: str) -> None:
     run.record.starts.request(900.0)
     assert start_of(run, JOINED, **STEPS[step]) == [SHOWN]
-    assert run.said == [f"start {SHOWN}"]
+    assert run.lines == [f"start {SHOWN}"]
 
 
 @pytest.mark.parametrize("step", NO_STEPS)
@@ -1046,13 +1046,13 @@ def test_start_goes_on_without_a_step(run: Run, step: str) -> None:
     assert [describe(start) for start in run.record.starts.documents(9999.0)] == [
         SHOWN.replace("1 min 40 s", "1 min 30 s").removesuffix(", first step 0:10")
     ]
-    assert run.said == []
+    assert run.lines == []
 
 
 def test_start_on_nodes_that_were_there_is_not_said(run: Run) -> None:
     run.record.starts.request(985.0)
     assert start_of(run, JOINED, step=1) == ["0 min 15 s = environment 0:05, first step 0:10"]
-    assert run.said == []
+    assert run.lines == []
 
 
 def test_restart_that_waits_for_a_node_is_a_start(run: Run, clock: Clock) -> None:

@@ -65,7 +65,7 @@ def test_scripts_are_told_before_the_limit_and_end_by_it(run: Run, clock: Clock)
     told = run.step()
     assert (told.action, told.reclaimed, told.waits) == ("end", (0, 1), True)
     assert told.end_at == pytest.approx(clock.now + NOTICE_SECONDS - 1 - MARGIN_SECONDS)
-    assert run.said == ["the run is near its limit: the scripts have 84 s to end"]
+    assert run.lines == ["the run is near its limit: the scripts have 84 s to end"]
     error = end(run)
     assert str(error).startswith(REACHED)
     assert (error.exit_status, run.record.restarts) == (4, [])

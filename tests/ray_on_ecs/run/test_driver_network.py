@@ -88,15 +88,15 @@ def test_scripts_start_once_the_network_is_measured(tmp_path: Path) -> None:
     assert run.state == "starting"
     run.workers.part = done()
     run.until("running")
-    assert next(line for line in run.said if "network" in line) == "measuring the network between the nodes"
-    assert any("NCCL uses EFA (4 interfaces)" in line for line in run.said)
+    assert next(line for line in run.lines if "network" in line) == "measuring the network between the nodes"
+    assert any("NCCL uses EFA (4 interfaces)" in line for line in run.lines)
     assert kept(run)["transport"] == "EFA"
 
 
 def test_efa_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
     run = begin(tmp_path, done(SOCKETS))
     run.until("running")
-    assert any("the instances have EFA (4 interfaces), and NCCL uses sockets (eth0)" in line for line in run.said)
+    assert any("the instances have EFA (4 interfaces), and NCCL uses sockets (eth0)" in line for line in run.lines)
     assert "EFA" in kept(run)["warning"]
 
 
@@ -119,21 +119,21 @@ def test_measurement_that_hangs_delays_the_scripts_only(
     assert run.state == "starting"
     receipt_clock.now += LIMIT_SECONDS
     run.until("running")
-    assert any("it did not end within 60 s" in line for line in run.said)
+    assert any("it did not end within 60 s" in line for line in run.lines)
 
 
 @pytest.mark.parametrize("settings", [{}, {"require_efa": True}])
 def test_measurement_that_fails_ends_no_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     run = begin(tmp_path, NetworkStatus(failure="RuntimeError: x", has_ended=True), **settings)
     run.until("running")
-    assert any("not measured: rank 0: RuntimeError: x; --network-check off" in line for line in run.said)
+    assert any("not measured: rank 0: RuntimeError: x; --network-check off" in line for line in run.lines)
 
 
 def test_missing_torch_is_in_the_document_only(tmp_path: Path) -> None:
     failure = "ModuleNotFoundError: No module named 'torch'"
     run = begin(tmp_path, NetworkStatus(failure=failure, has_ended=True))
     run.until("running")
-    assert not any("torch" in line for line in run.said)
+    assert not any("torch" in line for line in run.lines)
     assert failure in kept(run)["failure"]
 
 
@@ -167,7 +167,7 @@ def test_required_efa_on_one_node_is_a_line(tmp_path: Path) -> None:
     run.workers.places = [Place(node_id="node-0")] * 2
     run.step()
     assert not run.told.measures
-    assert "--require-efa: all workers are on one node, and use no network" in run.said
+    assert "--require-efa: all workers are on one node, and use no network" in run.lines
 
 
 def test_required_efa_that_is_used_starts_the_scripts(tmp_path: Path) -> None:

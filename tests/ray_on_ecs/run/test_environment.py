@@ -28,9 +28,9 @@ def test_variables_match_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--rdzv-id=mine", str(script)]
-    said = subprocess.run(torchrun, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
-    theirs = json.loads(said.stdout)
-    names = {each for each in theirs if each.isupper() and each.split("_")[0] not in ("LC", "PATH", "KMP")} - NOT_OURS
+    result = subprocess.run(torchrun, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    theirs = json.loads(result.stdout)
+    names = {name for name in theirs if name.isupper() and name.split("_")[0] not in ("LC", "PATH", "KMP")} - NOT_OURS
     ours = start_of(tmp_path).torchrun_variables()
     assert names - ours.keys() <= {"TORCHELASTIC_ENABLE_FILE_TIMER"}
     same = names & ours.keys() - {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_MAX_RESTARTS", "OMP_NUM_THREADS"}
@@ -54,9 +54,9 @@ def test_reader_of_collectives_is_last_on_the_path(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     environment = start_of(tmp_path).environment
     config = replace(environment.config, env=tuple(settings))
-    found = replace(environment, config=config).variables({}, tmp_path).get("PYTHONPATH")
-    assert found == (path and path.format(tmp_path))
-    assert (tmp_path / "autoload").exists() == str(found).endswith("autoload")
+    python_path = replace(environment, config=config).variables({}, tmp_path).get("PYTHONPATH")
+    assert python_path == (path and path.format(tmp_path))
+    assert (tmp_path / "autoload").exists() == str(python_path).endswith("autoload")
 
 
 def test_script_starts_without_the_reader_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,19 +71,19 @@ def test_script_starts_without_the_reader_on_a_full_disk(tmp_path: Path, monkeyp
 
 
 def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
-    found = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3, number=2).torchrun_variables()
-    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")
-    assert found["MAX_WORLD_SIZE"] == "6"
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "1")
-    assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "2")
-    assert (found["TORCHELASTIC_RESTART_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "5")
-    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "1"
+    env = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3, number=2).torchrun_variables()
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")
+    assert env["MAX_WORLD_SIZE"] == "6"
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("a", "1")
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("1", "2")
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["OMP_NUM_THREADS"]) == ("2", "5")
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "1"
 
 
 def test_store_of_the_process_groups_is_the_workers(tmp_path: Path) -> None:
-    found = start_of(tmp_path, nodes=(0, 0), store=("127.0.0.1", 7)).torchrun_variables()
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "7")
-    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    env = start_of(tmp_path, nodes=(0, 0), store=("127.0.0.1", 7)).torchrun_variables()
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", "7")
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
 def test_program_of_a_node_sets_the_ranks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_ranks_of_the_shell_are_not_the_scripts(launcher: Any, tmp_path: Path, m
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE", "RUN_NAME", "INPUT_X"):
         monkeypatch.setenv(name, "shell's")
     start = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3)
-    found = start.environment.variables(launcher.variables(start), tmp_path)
-    assert [name for name, value in found.items() if value == "shell's"] == ["INPUT_X"]
-    assert found.get("RANK", "3") == "3"
-    assert (found["MASTER_ADDR"], found["RUN_NAME"]) == ("a", "mine")
+    env = start.environment.variables(launcher.variables(start), tmp_path)
+    assert [name for name, value in env.items() if value == "shell's"] == ["INPUT_X"]
+    assert env.get("RANK", "3") == "3"
+    assert (env["MASTER_ADDR"], env["RUN_NAME"]) == ("a", "mine")

@@ -24,14 +24,14 @@ def extent(*lines: str) -> Extent:
     return log.extent
 
 
-def restarts(kept: Kept | None = FILE, resume_args: str | None = None) -> Restarts:
-    made = Restarts(resume_args, [], [])
-    made.kept, made.is_known = kept, True
-    return made
+def make_restarts(kept: Kept | None = FILE, resume_args: str | None = None) -> Restarts:
+    restarts = Restarts(resume_args, [], [])
+    restarts.kept, restarts.is_known = kept, True
+    return restarts
 
 
 @pytest.mark.parametrize(
-    ("kept", "resume_args", "said"),
+    ("kept", "resume_args", "message"),
     [
         (None, None, "restarting from the beginning (failure 1)"),
         (None, "--resume x", "restarting from the beginning (failure 1)"),
@@ -50,18 +50,18 @@ def restarts(kept: Kept | None = FILE, resume_args: str | None = None) -> Restar
         ),
     ],
 )
-def test_line_names_only_what_is_known(kept: Kept | None, resume_args: str | None, said: str) -> None:
-    made, lines = restarts(kept, resume_args), collect_lines()
-    made.note("training failed", "failure 1")
-    assert lines == [f"training failed; {said}"]
+def test_line_names_only_what_is_known(kept: Kept | None, resume_args: str | None, message: str) -> None:
+    restarts, lines = make_restarts(kept, resume_args), collect_lines()
+    restarts.note("training failed", "failure 1")
+    assert lines == [f"training failed; {message}"]
 
 
 def test_each_restart_is_recorded() -> None:
     records: list = []
-    made = Restarts(None, records, [])
-    made.note("nodes are being reclaimed", "")
-    made.kept, made.is_known = FILE, True
-    made.note("training failed", "failure 1")
+    restarts = Restarts(None, records, [])
+    restarts.note("nodes are being reclaimed", "")
+    restarts.kept, restarts.is_known = FILE, True
+    restarts.note("training failed", "failure 1")
     assert [(each["cause"], each["kept"]) for each in records] == [
         ("nodes are being reclaimed", None),
         ("training failed", "out/last.ckpt"),
@@ -83,7 +83,7 @@ STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 1
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         (HF, HF[:2], "epoch 0.27 (before: 2.16)"),
         (STEPS, STEPS[:2], "step 3 (before: 213)"),
@@ -113,34 +113,34 @@ STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 1
         ([], STEPS, None),
     ],
 )
-def test_script_that_begins_again_is_said_once(before: list[str], after: list[str], said: str | None) -> None:
-    made, lines = restarts(), collect_lines()
-    made.begin()
-    made.look(extent(*before))
-    made.begin()
+def test_script_that_begins_again_is_said_once(before: list[str], after: list[str], message: str | None) -> None:
+    restarts, lines = make_restarts(), collect_lines()
+    restarts.begin()
+    restarts.look(extent(*before))
+    restarts.begin()
     for number in range(len(after) + 1):
-        made.look(extent(*after[:number]))
-    at = f" at {said}" if said else ""
+        restarts.look(extent(*after[:number]))
+    at = f" at {message}" if message else ""
     began = f"the script began again{at}: it did not load out/last.ckpt; --resume-args, or docs/fault"
-    assert [line[: len(began)] for line in lines] == [began] * (said is not None)
+    assert [line[: len(began)] for line in lines] == [began] * (message is not None)
 
 
-@pytest.mark.parametrize(("kept", "said"), [(FILE, "step 3 (before: 213)"), (None, "")])
-def test_repeated_command_that_begins_again_is_said(kept: Kept | None, said: str) -> None:
+@pytest.mark.parametrize(("kept", "message"), [(FILE, "step 3 (before: 213)"), (None, "")])
+def test_repeated_command_that_begins_again_is_said(kept: Kept | None, message: str) -> None:
     extents: list = []
     commands = (STEPS[:20], STEPS[10:]), (STEPS[:2], STEPS[:3]), (STEPS[:2],)
     lines = collect_lines()
     for starts in commands:
-        made = Restarts(None, [], extents)
-        made.kept, made.is_known = kept, True
+        restarts = Restarts(None, [], extents)
+        restarts.kept, restarts.is_known = kept, True
         for steps in starts:
-            made.begin()
+            restarts.begin()
             for number in range(len(steps) + 1):
-                made.look(extent(*steps[:number]))
+                restarts.look(extent(*steps[:number]))
         extents[:] = json.loads(json.dumps(extents))
     befores = [line.partition("before: ")[2].partition(")")[0] for line in lines]
     assert befores == (["213", "9"] if kept else [])
-    assert not kept or said in lines[0]
+    assert not kept or message in lines[0]
 
 
 def test_command_that_has_loaded_its_file_twice_did_not_begin_again() -> None:
@@ -148,47 +148,47 @@ def test_command_that_has_loaded_its_file_twice_did_not_begin_again() -> None:
     extents: list = []
     lines = collect_lines()
     for starts in ((STEPS[:20],), (STEPS[15:30], STEPS[15:25]), (STEPS[15:20],)):
-        made = Restarts(None, [], extents)
-        made.kept, made.is_known = FILE, True
+        restarts = Restarts(None, [], extents)
+        restarts.kept, restarts.is_known = FILE, True
         for steps in starts:
-            made.begin()
+            restarts.begin()
             for number in range(len(steps) + 1):
-                made.look(extent(*steps[:number]))
+                restarts.look(extent(*steps[:number]))
     assert lines == []
 
 
 @pytest.mark.parametrize("extents", [[], [{}], [None, None], [{"first": 1}] * 2, [5, "x"]])
 def test_extents_of_another_version_say_nothing(extents: list) -> None:
-    made, lines = Restarts(None, [], extents), collect_lines()
-    made.kept, made.is_known = FILE, True
-    made.begin()
-    made.look(extent(*STEPS[:3]))
+    restarts, lines = Restarts(None, [], extents), collect_lines()
+    restarts.kept, restarts.is_known = FILE, True
+    restarts.begin()
+    restarts.look(extent(*STEPS[:3]))
     assert lines == []
 
 
 def test_dropped_file_is_named_once() -> None:
-    made, lines = restarts(None), collect_lines()
-    made.dropped = "last.pt"
+    restarts, lines = make_restarts(None), collect_lines()
+    restarts.dropped = "last.pt"
     for _ in range(2):
-        made.note("training failed", "")
-        made.begin()
+        restarts.note("training failed", "")
+        restarts.begin()
     why = ", as last.pt had just changed and may be half-written"
     assert lines == [f"training failed; restarting from the beginning{text}" for text in (why, "")]
 
 
 def test_a_third_start_is_compared_with_the_furthest() -> None:
-    made, lines = restarts(), collect_lines()
+    restarts, lines = make_restarts(), collect_lines()
     for steps in (STEPS, STEPS[:10], STEPS[:2]):
-        made.begin()
-        made.look(extent(*steps))
+        restarts.begin()
+        restarts.look(extent(*steps))
     assert ["before: 213" in line for line in lines] == [True, True]
 
 
 def test_without_files_it_is_known_to_begin_again() -> None:
-    made, lines = restarts(None), collect_lines()
+    restarts, lines = make_restarts(None), collect_lines()
     for steps in (STEPS, STEPS):
-        made.begin()
-        made.look(extent(*steps))
+        restarts.begin()
+        restarts.look(extent(*steps))
     assert lines == []
 
 

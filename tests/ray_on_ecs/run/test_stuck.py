@@ -28,8 +28,8 @@ def thread(*frames: str, name: str = "MainThread") -> Thread:
 
 
 def process(*frames: str, pid: int = 10, **changes: Any) -> ProcessStacks:
-    found = ProcessStacks(pid, threads=(thread(*frames),) if frames else ())
-    return replace(found, **changes)
+    stacks = ProcessStacks(pid, threads=(thread(*frames),) if frames else ())
+    return replace(stacks, **changes)
 
 
 def rank(*frames: str, **changes: Any) -> Stacks:
@@ -37,10 +37,10 @@ def rank(*frames: str, **changes: Any) -> Stacks:
 
 
 def rank_of(*threads: Sequence[str]) -> Stacks:
-    return Stacks(processes=(ProcessStacks(10, threads=tuple(thread(*each) for each in threads)),))
+    return Stacks(processes=(ProcessStacks(10, threads=tuple(thread(*frames) for frames in threads)),))
 
 
-def said(workers: Mapping[int, Stacks | str] | Sequence[Stacks | str]) -> str:
+def line(workers: Mapping[int, Stacks | str] | Sequence[Stacks | str]) -> str:
     return str(picture(workers if isinstance(workers, Mapping) else dict(enumerate(workers)), 60.0))
 
 
@@ -84,7 +84,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_place_is_the_innermost_one_of_the_user(place: str) -> None:
     frames, where = PLACES[place]
-    odd = said([rank(*frames), rank(f"other {USER}/other.py 1"), rank(f"other {USER}/other.py 1")])
+    odd = line([rank(*frames), rank(f"other {USER}/other.py 1"), rank(f"other {USER}/other.py 1")])
     assert f"rank 0 {where}" in odd.split("; ")
 
 
@@ -141,7 +141,7 @@ SENTENCES = {
 @pytest.mark.parametrize("case", SENTENCES)
 def test_sentence_names_the_odd_ranks_last(case: str) -> None:
     workers, sentence = SENTENCES[case]
-    assert said(workers) == sentence
+    assert line(workers) == sentence
 
 
 def test_rank_that_is_down_is_the_odd_one() -> None:
@@ -156,9 +156,9 @@ def test_nodes_are_named() -> None:
         number: replace(rank(*(LOAD if number == 3 else STEP)), node=f"i-{number // 2}, 10.0.0.{number // 2}")
         for number in range(4)
     }
-    assert said(workers).endswith("; rank 3 (i-1, 10.0.0.1) is in load_batch, data.py:88")
+    assert line(workers).endswith("; rank 3 (i-1, 10.0.0.1) is in load_batch, data.py:88")
     workers[2] = replace(workers[3])
-    assert said(workers).endswith("; ranks 2 and 3 (i-1, 10.0.0.1) are in load_batch, data.py:88")
+    assert line(workers).endswith("; ranks 2 and 3 (i-1, 10.0.0.1) are in load_batch, data.py:88")
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", ""], ids=["Gloo", "NCCL"])
@@ -166,11 +166,11 @@ def test_number_and_time_are_of_the_last_collective(kind: str) -> None:
     joined = Last(kind, 1841, "0", time.time() - 41.2, is_done=False)
     for frames in (STEP, BACKWARD):
         workers = [replace(rank(*frames), joined=joined) for _ in range(3)]
-        assert said([*workers, STUCK]) == (
+        assert line([*workers, STUCK]) == (
             "3 ranks wait in all_reduce #1841; rank 3 is in load_batch, data.py:88, for 41 s"
         )
     behind = replace(workers[0], joined=replace(joined, sequence=1840, began=time.time() - 60.2))
-    assert said([*workers, behind]) == ("3 ranks wait in all_reduce #1841; rank 3 waits in all_reduce #1840, for 41 s")
+    assert line([*workers, behind]) == ("3 ranks wait in all_reduce #1841; rank 3 waits in all_reduce #1840, for 41 s")
 
 
 NUMBERS = {
@@ -184,7 +184,7 @@ NUMBERS = {
 @pytest.mark.parametrize("case", NUMBERS)
 def test_number_that_is_not_certain_names_no_rank(case: str) -> None:
     workers = [replace(rank(*STEP), joined=Last("all_reduce", 1841, "0", 0.0, is_done=False)) for _ in range(3)]
-    assert said([*workers, replace(workers[0], joined=NUMBERS[case])]) == "all 4 ranks wait in all_reduce, train.py:40"
+    assert line([*workers, replace(workers[0], joined=NUMBERS[case])]) == "all 4 ranks wait in all_reduce, train.py:40"
 
 
 LOADER = (f"select {TORCH[:-6]}/lib/python3/selectors.py 4", f"next {TORCH}/utils/data/dataloader.py 7", TRAIN)
@@ -207,14 +207,14 @@ CHILDREN = {
 def test_child_that_a_rank_waits_for_belongs_to_it(case: str) -> None:
     frames, children, where = CHILDREN[case]
     own = [process(*stack, pid=11, parent=10, name=name) for name, stack in children.items()]
-    assert said([Stacks(processes=(process(*frames), *own)), *[rank(*STEP)] * 2]).endswith(f"; rank 0 is in {where}")
+    assert line([Stacks(processes=(process(*frames), *own)), *[rank(*STEP)] * 2]).endswith(f"; rank 0 is in {where}")
 
 
 def test_thread_that_a_rank_waits_for_is_named() -> None:
     threads = (thread(*POOL), thread(*IDLE, name="idle"), thread(*LOAD[:2], name="pool"))
     own = ProcessStacks(10, threads=threads)
     child = process(f"other {USER}/other.py 1", pid=11, parent=10)
-    sentence = said([Stacks(processes=(own, child)), *[rank(*STEP)] * 2])
+    sentence = line([Stacks(processes=(own, child)), *[rank(*STEP)] * 2])
     assert sentence.endswith("; rank 0 is in load_batch, data.py:88, in a thread")
 
 
@@ -234,7 +234,7 @@ def test_processes_of_a_node_have_their_own_ranks() -> None:
         )
         for node in range(2)
     ]
-    assert said({0: nodes[0], 4: nodes[1]}) == (
+    assert line({0: nodes[0], 4: nodes[1]}) == (
         "3 ranks wait in all_reduce, train.py:40; rank 5 (10.0.0.1) is in load_batch, data.py:88"
     )
 
@@ -284,7 +284,7 @@ def test_rank_that_a_checkpoint_waits_for_is_named(case: str) -> None:
     (odd, others), (waits, place) = SAVES[case]
     joined = Last("", 1841, "0", 0.0, is_done=False)  # of NCCL, before the Checkpointer's own collective
     ranks = [replace(rank_of(*threads), joined=joined) for threads in (others, others, odd)]
-    assert said(ranks) == f"2 ranks wait in {waits}; rank 2 is in {place}"
+    assert line(ranks) == f"2 ranks wait in {waits}; rank 2 is in {place}"
 
 
 GATHER = f"gather_object {TORCH}/distributed/distributed_c10d.py 3"
@@ -310,7 +310,7 @@ DCP = {
 def test_work_before_a_collective_is_not_a_wait(case: str) -> None:
     odd, others, place = DCP[case]
     ranks = [rank_of(*others), rank_of(*others), rank_of(*odd)]
-    assert re.fullmatch(rf"2 ranks wait in \w+, train.py:40; rank 2 is in {re.escape(place)}", said(ranks))
+    assert re.fullmatch(rf"2 ranks wait in \w+, train.py:40; rank 2 is in {re.escape(place)}", line(ranks))
 
 
 BY_AUTOGRAD = (f"hook {USER}/hooks.py 3",)
@@ -336,12 +336,12 @@ BESIDE = {
 def test_thread_that_a_rank_does_not_wait_for_is_not_its_place(case: str) -> None:
     threads, of_worker, place = BESIDE[case]
     own = (*rank_of(*threads).processes, process(*of_worker, *FORK, pid=11, parent=10, name="pt_data_worker"))
-    assert f"rank 0 is in {place}" in said([Stacks(processes=own), *[rank(*STEP)] * 2]).split("; ")
+    assert f"rank 0 is in {place}" in line([Stacks(processes=own), *[rank(*STEP)] * 2]).split("; ")
 
 
 def test_rank_outside_backward_is_named_beside_heartbeats() -> None:
     ranks = [rank_of(BACKWARD, HEARTBEAT), rank_of(LOAD, HEARTBEAT)]
-    assert said(ranks) == "rank 0 is in backward, train.py:40; rank 1 is in load_batch, data.py:88"
+    assert line(ranks) == "rank 0 is in backward, train.py:40; rank 1 is in load_batch, data.py:88"
     assert picture(dict(enumerate(ranks)), 60.0).odd_rank == 1
 
 
@@ -359,9 +359,9 @@ Extension modules: numpy
 
 
 def test_printed_stacks_replace_those_that_can_not_be_read() -> None:
-    assert [each.name for each in in_words(PRINTED)] == ["MainThread", ""]
+    assert [thread.name for thread in in_words(PRINTED)] == ["MainThread", ""]
     without_ptrace = replace(rank(fault="no ptrace"), words=PRINTED)
-    assert said([without_ptrace, without_ptrace]) == "all 2 ranks wait in all_reduce, train.py:40"
+    assert line([without_ptrace, without_ptrace]) == "all 2 ranks wait in all_reduce, train.py:40"
 
 
 def test_text_has_equal_stacks_once_and_the_odd_one_first() -> None:

@@ -113,15 +113,15 @@ def short_tasks(**changed: Any) -> Nodes:
     return replace(HEALTHY, **{"service": SERVICE | SHORT, **changed})
 
 
-def said(nodes: Nodes, needed: int | None = None) -> str:
+def diagnosis(nodes: Nodes, needed: int | None = None) -> str:
     line = explain(nodes, NOW, needed)
     assert "\n" not in line
     return line
 
 
 def test_healthy_nodes_have_no_reason() -> None:
-    assert said(HEALTHY) == said(HEALTHY, 2) == said(Nodes()) == ""
-    assert said(replace(HEALTHY, service=None, instances=None, stopped=None)) == ""
+    assert diagnosis(HEALTHY) == diagnosis(HEALTHY, 2) == diagnosis(Nodes()) == ""
+    assert diagnosis(replace(HEALTHY, service=None, instances=None, stopped=None)) == ""
 
 
 @pytest.mark.parametrize("healthy", [0, 1])
@@ -129,20 +129,20 @@ def test_healthy_nodes_have_no_reason() -> None:
 def test_activity_of_each_status(status: str, healthy: int) -> None:
     """A launch that has failed, or lasts too long, is named with AWS's words; one that has just begun is not."""
     phase = states.ACTIVITIES[status].phase if status in states.ACTIVITIES else Phase.STARTING
-    young = said(short_group(healthy, launch(status, 1, "no luck")))
-    old = said(short_group(healthy, launch(status, SLOW.seconds / 60, "no luck")))
+    young = diagnosis(short_group(healthy, launch(status, 1, "no luck")))
+    old = diagnosis(short_group(healthy, launch(status, SLOW.seconds / 60, "no luck")))
     assert bool(young) is (phase is Phase.FAILED)
     assert bool(old) is (phase in (Phase.FAILED, Phase.STARTING))
     if old:
         assert "no luck" in old
     if phase is Phase.STARTING:
         assert status in old
-        assert said(HEALTHY) == "", "a group with all its instances is not held up"
+        assert diagnosis(HEALTHY) == "", "a group with all its instances is not held up"
 
 
 def test_ended_launch_of_unknown_status_is_shown_as_aws_wrote_it() -> None:
     ended = launch(UNKNOWN, 1, "no luck") | {"EndTime": ago(1)}
-    assert said(short_group(1, ended)) == f"EC2 starts no g5.xlarge: {UNKNOWN}: no luck"
+    assert diagnosis(short_group(1, ended)) == f"EC2 starts no g5.xlarge: {UNKNOWN}: no luck"
 
 
 # Messages of AWS, from its documentation and from groups of others, by the kind of error.
@@ -231,10 +231,10 @@ def test_messages_cover_the_table() -> None:
 
 @pytest.mark.parametrize("status", ["Failed", "Cancelled"])
 @pytest.mark.parametrize("healthy", [0, 1])
-@pytest.mark.parametrize(("kind", "message"), [(kind, each) for kind, some in MESSAGES.items() for each in some])
+@pytest.mark.parametrize(("kind", "message"), [(kind, message) for kind, some in MESSAGES.items() for message in some])
 def test_launch_error_of_each_kind(kind: str, message: str, healthy: int, status: str) -> None:
     error = states.LAUNCH_ERRORS[kind]
-    line = said(short_group(healthy, launch(status, 1, message)))
+    line = diagnosis(short_group(healthy, launch(status, 1, message)))
     assert states.launch_error(message) is error
     assert way_out(error, "default") in line
     if kind == "capacity":
@@ -247,28 +247,28 @@ def test_launch_error_of_each_kind(kind: str, message: str, healthy: int, status
 def test_instances_that_end_at_once_are_a_failure() -> None:
     """EC2 starts and ends an instance again and again: Auto Scaling reports each launch as Cancelled."""
     ends = [launch("Cancelled", minutes, MESSAGES["key"][0], f"i-{minutes}") for minutes in (1, 3, 5)]
-    assert said(short_group(0, *ends)).startswith("EC2 starts no g5.xlarge: Auto Scaling may not use the KMS key")
+    assert diagnosis(short_group(0, *ends)).startswith("EC2 starts no g5.xlarge: Auto Scaling may not use the KMS key")
 
 
 def test_launch_cancelled_by_a_scale_in_is_no_failure() -> None:
-    assert said(short_group(1, launch("Cancelled", 1, "The desired capacity was lowered."))) == ""
+    assert diagnosis(short_group(1, launch("Cancelled", 1, "The desired capacity was lowered."))) == ""
 
 
 @pytest.mark.parametrize("minutes_ago", [RECENT.seconds / 60 + 1, 24 * 60])
 def test_old_failure_is_outdated(minutes_ago: float) -> None:
-    assert said(short_group(1, launch("Failed", minutes_ago, MESSAGES["capacity"][0]))) == ""
+    assert diagnosis(short_group(1, launch("Failed", minutes_ago, MESSAGES["capacity"][0]))) == ""
 
 
 def test_failure_of_a_complete_group_is_over() -> None:
     nodes = replace(HEALTHY, activities=[launch("Failed", 1, MESSAGES["capacity"][0]), *(HEALTHY.activities or ())])
-    assert said(nodes) == ""
-    assert said(nodes, 2) == ""
+    assert diagnosis(nodes) == ""
+    assert diagnosis(nodes, 2) == ""
 
 
 @pytest.mark.parametrize("state", [*states.LIFECYCLE, UNKNOWN])
 def test_instance_of_each_lifecycle_state(state: str) -> None:
     group = GROUP | {"Instances": [member("i-1"), member("i-2", state)]}
-    line = said(replace(HEALTHY, group=group, service=SERVICE | SHORT, instances=[instance("i-1")]))
+    line = diagnosis(replace(HEALTHY, group=group, service=SERVICE | SHORT, instances=[instance("i-1")]))
     phase = states.LIFECYCLE.get(state, Phase.RUNNING)
     assert (f"a person has put 1 instance of the group into {state}; aws" in line) is (phase is Phase.PARKED)
     assert ("did not join ECS" in line) is (phase is Phase.RUNNING)
@@ -288,22 +288,22 @@ def test_instances_that_a_check_ends_soon_are_named() -> None:
         for n in (2, 5)
     ]
     starts = [launch(minutes_ago=n + 2, name=f"i-{n}") for n in (2, 5)]
-    line = said(short_group(0, *ends, *starts))
+    line = diagnosis(short_group(0, *ends, *starts))
     assert line.startswith(
         "instances end within 10 minutes of their start, again and again; aws ec2 get-console-output"
     )
-    assert said(short_group(0, ends[0], *starts)) == "", "a single one may be broken"
+    assert diagnosis(short_group(0, ends[0], *starts)) == "", "a single one may be broken"
 
 
 def test_suspended_launches_are_named() -> None:
     suspended = [{"ProcessName": "Launch", "SuspensionReason": "User suspended at 2026"}]
     nodes = short_group(1)
-    line = said(replace(nodes, group={**(nodes.group or {}), "SuspendedProcesses": suspended}))
+    line = diagnosis(replace(nodes, group={**(nodes.group or {}), "SuspendedProcesses": suspended}))
     assert "Launch is suspended (User suspended at 2026); aws autoscaling resume-processes" in line
 
 
 def test_run_beyond_the_maximum_is_named() -> None:
-    assert said(HEALTHY, 3) == "the run needs 3 instances, and maxWorkers is 2; raise it, or ask for fewer workers"
+    assert diagnosis(HEALTHY, 3) == "the run needs 3 instances, and maxWorkers is 2; raise it, or ask for fewer workers"
 
 
 def test_instances_that_nobody_requests_are_named() -> None:
@@ -322,29 +322,31 @@ def test_maximum_that_other_zones_use_is_named(elsewhere: int, requested: int, n
     group = GROUP | {"DesiredCapacity": requested, "Instances": [], "MaxSize": 8}
     nodes = replace(HEALTHY, group=group, service=None, instances=[], pool="h100", elsewhere=elsewhere)
     line = explain(nodes, NOW, needed, SLOW)
-    said = f"and other zones of pool h100 have {elsewhere} of its 8 (workerPools.h100.max); raise it, or wait"
-    assert (said in line) is is_cause
+    advice = f"and other zones of pool h100 have {elsewhere} of its 8 (workerPools.h100.max); raise it, or wait"
+    assert (advice in line) is is_cause
 
 
 def test_instances_that_never_register_are_named() -> None:
-    line = said(short_tasks(service=SERVICE | SHORT | {"runningCount": 0}, instances=[]))
+    line = diagnosis(short_tasks(service=SERVICE | SHORT | {"runningCount": 0}, instances=[]))
     assert line.startswith("2 of 2 instances that EC2 runs and bills did not join ECS within 3 minutes: the AMI is not")
     young = [launch(minutes_ago=2, name="i-1"), launch(minutes_ago=3.5, name="i-2")]
-    assert said(short_tasks(instances=[], activities=young)) == "", "they still boot"
-    assert said(short_tasks(instances=[instance("i-1")])).startswith("1 of 2 instances that EC2 runs")
+    assert diagnosis(short_tasks(instances=[], activities=young)) == "", "they still boot"
+    assert diagnosis(short_tasks(instances=[instance("i-1")])).startswith("1 of 2 instances that EC2 runs")
 
 
 @pytest.mark.parametrize(("has", "gpus"), [(0, 1), (0, 4), (3, 4)])
 def test_missing_gpus_are_named(has: int, gpus: int) -> None:
     resources = [{"name": "GPU", "stringSetValue": [f"GPU-{n}" for n in range(has)]}] if has else []
-    line = said(short_tasks(gpus=gpus, instances=[instance("i-1", registeredResources=resources), instance("i-2")]))
+    line = diagnosis(
+        short_tasks(gpus=gpus, instances=[instance("i-1", registeredResources=resources), instance("i-2")])
+    )
     assert line.startswith(f"i-1 runs, and ECS has registered {has} of its {gpus} GPU")
     assert states.AMI in line
 
 
 @pytest.mark.parametrize("status", [*states.CONTAINER_INSTANCES, UNKNOWN])
 def test_container_instance_of_each_status(status: str) -> None:
-    line = said(short_tasks(instances=[instance("i-1"), instance("i-2", status=status, statusReason="why")]))
+    line = diagnosis(short_tasks(instances=[instance("i-1"), instance("i-2", status=status, statusReason="why")]))
     state = states.CONTAINER_INSTANCES.get(status)
     if status == "ACTIVE":
         assert line == ""
@@ -354,21 +356,22 @@ def test_container_instance_of_each_status(status: str) -> None:
 
 def test_lost_agent_is_named_unless_a_task_runs_there() -> None:
     lost = instance("i-2", agentConnected=False)
-    assert said(short_tasks(instances=[instance("i-1"), lost])).startswith("ECS's agent on i-2 is not connected; ")
-    assert said(short_tasks(instances=[instance("i-1"), lost | {"runningTasksCount": 1}])) == ""
+    assert diagnosis(short_tasks(instances=[instance("i-1"), lost])).startswith("ECS's agent on i-2 is not connected; ")
+    assert diagnosis(short_tasks(instances=[instance("i-1"), lost | {"runningTasksCount": 1}])) == ""
 
 
 @pytest.mark.parametrize("code", [*states.STOP_CODES, UNKNOWN, ""])
 def test_task_of_each_stop_code(code: str) -> None:
     stop = states.STOP_CODES.get(code)
-    line = said(short_tasks(stopped=[stopped(reason="words of ECS", stopCode=code)]))
+    line = diagnosis(short_tasks(stopped=[stopped(reason="words of ECS", stopCode=code)]))
     assert ("words of ECS" in line) is (stop is None or stop.is_fault)
-    unhealthy = said(short_tasks(stopped=[stopped(reason="Task failed container health checks", stopCode=code)]))
+    unhealthy = diagnosis(short_tasks(stopped=[stopped(reason="Task failed container health checks", stopCode=code)]))
     assert "Task failed container health checks" in unhealthy
     assert (
-        said(short_tasks(stopped=[stopped(reason="Scaling activity initiated by (deployment 1)", stopCode=code)])) == ""
+        diagnosis(short_tasks(stopped=[stopped(reason="Scaling activity initiated by (deployment 1)", stopCode=code)]))
+        == ""
     )
-    assert said(short_tasks(stopped=[stopped(reason="", stopCode=code)])).startswith("the last task") is (
+    assert diagnosis(short_tasks(stopped=[stopped(reason="", stopCode=code)])).startswith("the last task") is (
         stop is None or stop.is_fault
     )
 
@@ -378,7 +381,7 @@ def test_task_of_each_stop_code(code: str) -> None:
 def test_error_of_each_name(name: str, where: str) -> None:
     reason = f"{name}: words of ECS"
     task = stopped(containers=[{"reason": reason}]) if where == "container" else stopped(reason=reason)
-    line = said(short_tasks(stopped=[task]))
+    line = diagnosis(short_tasks(stopped=[task]))
     meaning = states.ERRORS[name]
     assert line.startswith(f"the last task stopped: {meaning.means}; {meaning.way_out}".removesuffix("; "))
     assert reason in line
@@ -386,7 +389,7 @@ def test_error_of_each_name(name: str, where: str) -> None:
 
 @pytest.mark.parametrize("code", [*states.EXIT_CODES, 77, -1])
 def test_exit_status_of_each_number(code: int) -> None:
-    line = said(short_tasks(stopped=[stopped(containers=[{"exitCode": code}])]))
+    line = diagnosis(short_tasks(stopped=[stopped(containers=[{"exitCode": code}])]))
     assert f"exit status {code}" in line
     if code in states.EXIT_CODES:
         assert line.startswith(f"the last task stopped: {states.EXIT_CODES[code].means}; ")
@@ -421,14 +424,14 @@ def test_reasons_cover_the_table() -> None:
 @pytest.mark.parametrize(("means", "reason"), REASONS.items(), ids=REASONS)
 def test_detail_of_each_reason(means: str, reason: str) -> None:
     task = stopped(reason="Task failed to start", stopCode="TaskFailedToStart", containers=[{"reason": reason}])
-    line = said(short_tasks(stopped=[task]))
+    line = diagnosis(short_tasks(stopped=[task]))
     assert means in line.partition("(Task failed to start")[0]
     assert reason[:60] in line
 
 
 def test_container_says_more_than_its_task() -> None:
     oom = {"name": "ray-worker", "exitCode": 137, "reason": "OutOfMemoryError: Container killed due to memory usage"}
-    assert said(short_tasks(stopped=[stopped(containers=[oom])])) == (
+    assert diagnosis(short_tasks(stopped=[stopped(containers=[oom])])) == (
         "the last task stopped: the task had no memory left; use an instance type with more memory, or less memory in "
         "the script (Essential container in task exited, exit status 137, OutOfMemoryError: Container killed due to "
         "memory usage)"
@@ -438,19 +441,19 @@ def test_container_says_more_than_its_task() -> None:
 def test_newest_fault_counts() -> None:
     scale_in = stopped(1, "Scaling activity initiated by (deployment 1)", stopCode="ServiceSchedulerInitiated")
     tasks = [stopped(30, containers=[{"exitCode": 139}]), scale_in, stopped(2, containers=[{"exitCode": 3}]), {}]
-    assert "found no head" in said(short_tasks(stopped=tasks))
+    assert "found no head" in diagnosis(short_tasks(stopped=tasks))
 
 
 @pytest.mark.parametrize("state", [*states.ROLLOUTS, UNKNOWN])
 def test_deployment_of_each_state(state: str) -> None:
     deployments = [{"status": "PRIMARY", "rolloutState": state, "rolloutStateReason": "tasks failed to start."}]
     failed = {"service": SERVICE | SHORT | {"deployments": deployments}}
-    line = said(short_tasks(**failed, stopped=[stopped(containers=[{"exitCode": 127}])]))
+    line = diagnosis(short_tasks(**failed, stopped=[stopped(containers=[{"exitCode": 127}])]))
     assert ("the last deployment failed" in line) is (state == "FAILED")
     assert "the image lacks its command" in line, "the circuit breaker's cause"
     complete = replace(HEALTHY, service=SERVICE | {"deployments": deployments})
-    assert bool(said(complete)) is (state == "FAILED")
-    assert said(complete, 2) == "", "a run waits for GPUs that others use"
+    assert bool(diagnosis(complete)) is (state == "FAILED")
+    assert diagnosis(complete, 2) == "", "a run waits for GPUs that others use"
 
 
 EVENTS = {
@@ -469,28 +472,28 @@ EVENTS = {
 def test_event_of_the_service(message: str) -> None:
     older = {"message": "(service s) has started 1 tasks: (task 1).", "createdAt": ago(5)}
     events = [{"message": message, "createdAt": ago(1)}, older]
-    assert said(short_tasks(service=SERVICE | SHORT | {"events": events})) == (message if EVENTS[message] else "")
+    assert diagnosis(short_tasks(service=SERVICE | SHORT | {"events": events})) == (message if EVENTS[message] else "")
     events = [{"message": message, "createdAt": ago(60)}]
-    assert said(short_tasks(service=SERVICE | SHORT | {"events": events})) == ""
+    assert diagnosis(short_tasks(service=SERVICE | SHORT | {"events": events})) == ""
 
 
 def test_events_before_a_steady_state_are_over() -> None:
     events = [{"message": message, "createdAt": ago(1)} for message in ("has reached a steady state.", "unable to")]
-    assert said(short_tasks(service=SERVICE | SHORT | {"events": events})) == ""
+    assert diagnosis(short_tasks(service=SERVICE | SHORT | {"events": events})) == ""
 
 
 def test_denied_call_is_named_and_the_rest_is_shown() -> None:
     unknown = {"ecs:DescribeTasks": "is denied", "ecs:ListTasks": "failed (timed out)"}
-    line = said(short_tasks(instances=[], unknown=unknown))
+    line = diagnosis(short_tasks(instances=[], unknown=unknown))
     hidden = "AWS does not tell more: ecs:DescribeTasks is denied; ecs:ListTasks failed (timed out)"
     assert line.startswith("2 of 2 instances that EC2 runs")
     assert line.endswith(f"; {hidden}")
-    assert said(short_tasks(stopped=None, unknown=unknown)) == hidden
+    assert diagnosis(short_tasks(stopped=None, unknown=unknown)) == hidden
 
 
 def test_any_part_may_be_missing() -> None:
     for name in ("service", "group", "activities", "instances", "stopped"):
-        said(replace(short_tasks(), **{name: None}))
+        diagnosis(replace(short_tasks(), **{name: None}))
     empty: Any = {}
     for nodes in (
         Nodes(service=empty, group=empty, activities=[{}], instances=[{}], stopped=[{}]),
@@ -498,7 +501,7 @@ def test_any_part_may_be_missing() -> None:
         Nodes(service={"desiredCount": 1}, stopped=[{"stoppedAt": NOW, "containers": [{}]}]),
         Nodes(activities=[launch() | {"Details": "no JSON", "StartTime": "yesterday"}], group={"DesiredCapacity": 1}),
     ):
-        said(nodes)
+        diagnosis(nodes)
 
 
 def test_lines_of_one_cause_are_one() -> None:

@@ -43,38 +43,38 @@ def read(storage: RunStorage, points: int = 10_000, **options: Any) -> Curves:
 
 
 def test_thinned_curve_keeps_both_ends() -> None:
-    found = thin(records(range(1, 1001), loss=lambda step: 1 / step), 50)
-    assert (found.steps[0], found.steps[-1], len(found.steps)) == (1, 1000, 50)
-    gaps = {after - before for before, after in zip(found.steps, found.steps[1:], strict=False)}
+    plot = thin(records(range(1, 1001), loss=lambda step: 1 / step), 50)
+    assert (plot.steps[0], plot.steps[-1], len(plot.steps)) == (1, 1000, 50)
+    gaps = {after - before for before, after in zip(plot.steps, plot.steps[1:], strict=False)}
     assert gaps <= {20, 21}
-    assert found.values["loss"][:2] == [1, 0.04762]
-    assert found.seconds[:2] == [0, 20]
+    assert plot.values["loss"][:2] == [1, 0.04762]
+    assert plot.seconds[:2] == [0, 20]
 
 
 def test_rare_metric_keeps_its_points() -> None:
     rows = records(range(1000), loss=1.0)
     for row in rows[99::100]:
         row["val_loss"] = row["step"] / 1000
-    found = thin(rows, 20)
-    values = dict(zip(found.steps, found.values["val_loss"], strict=True))
+    plot = thin(rows, 20)
+    values = dict(zip(plot.steps, plot.values["val_loss"], strict=True))
     assert {step: value for step, value in values.items() if value is not None} == {
         step: step / 1000 for step in range(99, 1000, 100)
     }
-    assert len(found.steps) <= 30
+    assert len(plot.steps) <= 30
 
 
 def test_losses_are_among_the_curves_of_many_metrics() -> None:
-    found = thin(records([1], **{f"layer_{number}": 1.0 for number in range(40)}, Val_Loss=0.5), 10)
-    assert len(found.values) == curves.MAX_CURVES
-    assert found.values["Val_Loss"] == [0.5]
+    plot = thin(records([1], **{f"layer_{number}": 1.0 for number in range(40)}, Val_Loss=0.5), 10)
+    assert len(plot.values) == curves.MAX_CURVES
+    assert plot.values["Val_Loss"] == [0.5]
 
 
 @pytest.mark.parametrize("value", [None, sys.float_info.max, pytest.param(10**400, id="huge"), "1", [1], {}, True])
 def test_value_that_is_not_a_finite_number_is_not_a_point(value: Any) -> None:
-    found = thin([*records([1, 2], loss=0.5), *records([3], loss=value)], 10)
-    assert found.values["loss"][:2] == [0.5, 0.5]
-    assert found.values["loss"][2:] in ([], [None])
-    json.dumps(found.__dict__, allow_nan=False)
+    plot = thin([*records([1, 2], loss=0.5), *records([3], loss=value)], 10)
+    assert plot.values["loss"][:2] == [0.5, 0.5]
+    assert plot.values["loss"][2:] in ([], [None])
+    json.dumps(plot.__dict__, allow_nan=False)
 
 
 def test_last_value_that_was_not_finite_is_known() -> None:
@@ -95,8 +95,8 @@ def test_broken_line_costs_its_record_alone(storage: RunStorage, line: str) -> N
 def test_record_without_a_time_has_its_step(time: Any) -> None:
     rows = records([1, 2], loss=0.5)
     rows[1]["time"] = time
-    found = thin(rows, 10)
-    assert (found.steps, found.seconds) == ([1, 2], [0, None])
+    plot = thin(rows, 10)
+    assert (plot.steps, plot.seconds) == ([1, 2], [0, None])
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -112,11 +112,11 @@ def test_slices_of_a_large_file_are_whole_records(storage: RunStorage, monkeypat
         return content
 
     monkeypatch.setattr(type(storage.store), "read", lambda self, *given: counted_read(*given))
-    found = read(storage)
+    plot = read(storage)
     assert sum(sizes) == curves.WHOLE_BYTES
-    assert (found.steps[0], found.steps[-1]) == (1, 2000)
-    assert found.steps == sorted(set(found.steps))
-    assert any(900 < step < 1100 for step in found.steps)
+    assert (plot.steps[0], plot.steps[-1]) == (1, 2000)
+    assert plot.steps == sorted(set(plot.steps))
+    assert any(900 < step < 1100 for step in plot.steps)
     assert len(read(storage, is_whole=True).steps) == 2000
 
 

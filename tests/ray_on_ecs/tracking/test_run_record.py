@@ -80,7 +80,7 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     monkeypatch.setenv(run_record.JOB_VARIABLE, json.dumps(job))
     seen = monitor({"step": 11, "train_loss": 0.7, "test_loss": 0.9}, step=13)
     with record.training(seen, {InstanceKind(): 2.0}, 2):
-        found = until(lambda: status(storage))
+        document = until(lambda: status(storage))
     known = {
         "run_name": "test",
         "state": "training",
@@ -93,17 +93,17 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
         "job": "test.2",
         "error": None,
     }
-    assert known.items() <= found.items()
-    assert found["started"] < found["updated"]
-    assert "--run-name test" in found["next"]
-    assert "--keep-gib 5" in found["next"]
+    assert known.items() <= document.items()
+    assert document["started"] < document["updated"]
+    assert "--run-name test" in document["next"]
+    assert "--keep-gib 5" in document["next"]
 
 
 def test_status_changes_from_waiting_to_training(storage: RunStorage, record: RunRecord) -> None:
     with record.waiting():
-        found = until(lambda: status(storage))
-        until(lambda: status(storage)["updated"] > found["updated"])
-    assert (found["state"], found["step"], found["workers"]) == ("waiting", None, None)
+        document = until(lambda: status(storage))
+        until(lambda: status(storage)["updated"] > document["updated"])
+    assert (document["state"], document["step"], document["workers"]) == ("waiting", None, None)
     with record.training(monitor(), {}, 2):
         until(lambda: status(storage)["state"] == "training")
 
@@ -114,8 +114,8 @@ def test_status_has_the_start_while_it_waits(storage: RunStorage, record: RunRec
     requested = time.time() - 100
     record.starts.request(requested)
     with record.waiting():
-        found = until(lambda: status(storage).get("state") == "waiting" and status(storage))
-    first, last = found["starts"]
+        document = until(lambda: status(storage).get("state") == "waiting" and status(storage))
+    first, last = document["starts"]
     assert first == earlier
     assert last["requested"] == datetime.fromtimestamp(requested, UTC).isoformat(timespec="milliseconds")
     assert last["parts"].keys() == {"workers"}
@@ -139,8 +139,8 @@ def test_step_of_metrics_without_reported_steps(
     config = RunConfig(command=("train.py",), run_name="test")
     record = RunRecord(storage, config)
     with record.training(monitor(metrics), {}, 2):
-        found = until(lambda: status(storage))
-    assert (found["step"], found["loss"]) == (7, loss)
+        document = until(lambda: status(storage))
+    assert (document["step"], document["loss"]) == (7, loss)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_guess_is_shown_unless_the_script_reports(
     seen = monitor(*metrics, step=step)
     seen.guess = {"step": 100, "loss": 2.3}
     with record.training(seen, {}, 2):
-        found = until(lambda: status(storage))
-    assert (found["step"], found["loss"]) == shown
+        document = until(lambda: status(storage))
+    assert (document["step"], document["loss"]) == shown
 
 
 def far(step: int, total: int | None) -> RunMonitor:
@@ -233,14 +233,14 @@ def test_printed_steps_are_in_the_end(record: RunRecord) -> None:
     seen = monitor({"step": 7, "loss": 0.5})
     seen.update(0, None, steps=Steps(325, 400))
     with record.training(seen, {}, 2):
-        found = record.status()
-    assert (found["step"], found["end"]) == (7, asdict(End(325, 400)))
+        document = record.status()
+    assert (document["step"], document["end"]) == (7, asdict(End(325, 400)))
 
 
 def test_log_says_once_that_a_limit_comes_first(
     storage: RunStorage, config: RunConfig, priced: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = collect_lines()
+    lines = collect_lines()
     monkeypatch.setattr(end_module, "WARNING_SECONDS", 0.0)
     object.__setattr__(config, "max_usd", 30.0)
     record = RunRecord(storage, config)
@@ -248,23 +248,23 @@ def test_log_says_once_that_a_limit_comes_first(
     with record.training(far(100, 10_000), {InstanceKind(): 0.5}, 2, lambda: {InstanceKind(): 1}):
         written: set[Any] = set()
         until(lambda: written.add(status(storage).get("updated")) or len(written) > 4)
-    assert [line for line in said if "max-usd" in line] == [
+    assert [line for line in lines if "max-usd" in line] == [
         "to its last step the run needs about 120 USD, and --max-usd is 30"
     ]
 
 
 def test_written_status_is_the_one_in_the_log(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
-    said: list[Any] = []
+    ends: list[Any] = []
     monkeypatch.setattr(RunStorage, "write_json", lambda storage, name, content: written.append(content))
-    monkeypatch.setattr(record, "_say_end", said.append)
+    monkeypatch.setattr(record, "_say_end", ends.append)
     with record.training(far(100, 1000), {}, 2):
-        until(lambda: len(said) > 2)
-    assert said[:3] == written[:3]
+        until(lambda: len(ends) > 2)
+    assert ends[:3] == written[:3]
 
 
 def test_log_has_the_end_while_the_storage_fails(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = collect_lines()
+    lines = collect_lines()
     monkeypatch.setattr(end_module, "LOG_SECONDS", 0.0)
 
     def fail(*_: Any) -> None:
@@ -272,7 +272,7 @@ def test_log_has_the_end_while_the_storage_fails(record: RunRecord, monkeypatch:
 
     monkeypatch.setattr(RunStorage, "write_json", fail)
     with record.training(far(100, 1000), {}, 2):
-        until(lambda: any("step 100 of 1,000" in line for line in said))
+        until(lambda: any("step 100 of 1,000" in line for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord
 
     with pytest.raises(UsageError):
         refused()
-    left = {each.name: each.read_text() for each in Path(storage.path()).iterdir()}
+    left = {path.name: path.read_text() for path in Path(storage.path()).iterdir()}
     assert left == ({"status.json": before} if before else {})
 
 
