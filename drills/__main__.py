@@ -31,13 +31,13 @@ from rich.table import Table
 
 from drills.disturbances import FREEZE_STALL_SECONDS, KINDS, Disturber, TooLateError, wait_until
 from tests import aws, failing_monitor
-from tests.disturbed_run import CLASSIFIER, END_SECONDS, EXAMPLE, FOLDER_VARIABLE, WORKERS, S3Run, Script
+from tests.disturbed_run import CLASSIFIER, END_SECONDS, EXAMPLE, FOLDER_VARIABLE, LANGUAGE, WORKERS, S3Run, Script
 from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from tests.local_cluster import LocalCluster, kill_tree
 
-# The packaged script, and one of a user's own; about as many steps of each.
-SCRIPTS = {script.path: script for script in (CLASSIFIER, EXAMPLE)}
+# The packaged scripts, and one of a user's own; about as many steps of each.
+SCRIPTS = {script.path: script for script in (CLASSIFIER, LANGUAGE, EXAMPLE)}
 STEPS = 66
 STEP_SECONDS = 0.3
 # Steps of runs whose monitoring fails take 1/60 of that, which stays below the hang timeout.

@@ -29,21 +29,31 @@ END_SECONDS = 2 * LIMIT_SECONDS  # of a whole run
 
 
 class Script(NamedTuple):
-    """A script with a Checkpointer that exports model.safetensors.
+    """A script with a Checkpointer that exports its weights.
 
     Attributes:
         path: Its path in the repository.
         steps_per_epoch: Its steps on two workers.
         flags: Its flags, but for --epochs.
+        weights: The file of its weights.
     """
 
     path: str
     steps_per_epoch: int
     flags: tuple[str, ...] = ()
+    weights: str = "model.safetensors"
 
 
 # The digits make eleven steps of the default batch on two workers.
 CLASSIFIER = Script("training/image_classifier.py", 11, ("--data", "digits", "--model", "small_model:build"))
+# The texts of the documentation make more steps, of which it takes the first ones.
+LANGUAGE = Script(
+    "training/language_model.py",
+    33,
+    ("--data", str(REPOSITORY / "docs" / "design"), "--context", "64", "--global-batch-size", "4", "--max-steps", "66",
+     "--checkpoint-seconds", "1"),
+    "model/model.safetensors",
+)  # fmt: skip
 EXAMPLE = Script("examples/ddp_checkpointer.py", 32)
 
 
@@ -175,7 +185,7 @@ class DisturbedRun:
 
     def has_weights_of(self, other: DisturbedRun) -> bool:
         """Return whether the final weights equal the other run's, bit by bit."""
-        return self.read("model.safetensors") == other.read("model.safetensors")
+        return self.read(self.script.weights) == other.read(self.script.weights)
 
 
 @dataclass

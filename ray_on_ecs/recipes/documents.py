@@ -7,7 +7,9 @@ import json
 import os
 import sys
 import sysconfig
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,17 +115,9 @@ def read_rows(address: str, flag: str, column: str | None) -> tuple[Dataset, lis
     """Read the documents of an address, one per row, and choose the columns; a text file is one document."""
     files = _files_by_loader(address, flag)
     try:
-        parts = []
-        for loader, paths in files.items():
-            # By default the loader for text makes a document of each line.
-            options: Any = {"sample_by": "document"} if loader == "text" else {}
-            # Paths of this disk: nothing is downloaded.
-            part = load_dataset(loader, data_files=paths, split="train", cache_dir=str(CACHE / "datasets"), **options)  # nosec B615
-            parts.append(part)
-        rows = concatenate_datasets(parts)
+        rows = concatenate_datasets([_load(loader, paths) for loader, paths in files.items()])
     except Exception as error:  # files may be broken in any way
-        reason = str(error.__cause__ or error)[:300]
-        fail(f"argument {flag}: {first_fault(files.get('json', [])) or f'{address!r}: {reason}'}")
+        fail(f"argument {flag}: {first_fault(files) or f'{address!r}: {_reason(error)}'}")
     columns = _choose_columns(rows, column, flag)
     full = rows.filter(lambda row: all(row[name] for name in columns), desc="empty documents")
     if empty := len(rows) - len(full):
@@ -131,19 +125,51 @@ def read_rows(address: str, flag: str, column: str | None) -> tuple[Dataset, lis
     return full, columns
 
 
-def first_fault(paths: Sequence[str]) -> str | None:
-    """Return the first line of JSONL files that is not an object."""
-    for path in paths:
-        if not path.removesuffix(".gz").endswith(".jsonl"):
-            continue
-        with gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    if line.strip() and not isinstance(json.loads(line), dict):
-                        return f"{path}, line {number} is not an object, such as one with a text"
-                except json.JSONDecodeError as cause:
-                    return f"{path}, line {number} is not JSON ({cause.msg}); correct it, or take it out"
+def first_fault(files: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the first line of JSONL files that is not an object, or else a file that can't be read by itself."""
+    return next(filter(None, map(_fault_of_lines, files.get("json", ()))), None) or next(
+        filter(None, (_fault_of_file(loader, paths) for loader, paths in files.items())), None
+    )
+
+
+def _fault_of_lines(path: str) -> str | None:
+    if not path.removesuffix(".gz").endswith(".jsonl"):
+        return None
+    with (
+        suppress(OSError, EOFError, UnicodeError, zlib.error),  # not lines at all
+        gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8") as file,
+    ):
+        for number, line in enumerate(file, start=1):
+            try:
+                if line.strip() and not isinstance(json.loads(line), dict):
+                    return f"{path}, line {number} is not an object, such as one with a text"
+            except json.JSONDecodeError as cause:
+                return f"{path}, line {number} is not JSON ({cause.msg}); correct it, or take it out"
     return None
+
+
+def _fault_of_file(loader: str, paths: Sequence[str]) -> str | None:
+    """Return a file that can't be read, which is in one of two halves; None if the files only differ."""
+    try:
+        _load(loader, paths)
+    except Exception as error:
+        if len(paths) == 1:
+            return f"{paths[0]} can't be read ({_reason(error)}); correct it, or take it out"
+        middle = len(paths) // 2
+        return _fault_of_file(loader, paths[:middle]) or _fault_of_file(loader, paths[middle:])
+    return None
+
+
+def _load(loader: str, paths: Sequence[str]) -> Dataset:
+    # By default the loader for text makes a document of each line.
+    options: Any = {"sample_by": "document"} if loader == "text" else {}
+    # Paths of this disk: nothing is downloaded.
+    folder = str(CACHE / "datasets")
+    return load_dataset(loader, data_files=list(paths), split="train", cache_dir=folder, **options)  # nosec B615
+
+
+def _reason(error: Exception) -> str:
+    return str(error.__cause__ or error)[:300]
 
 
 def split(rows: Dataset, columns: list[str], validation_fraction: float) -> tuple[Dataset, Dataset]:

@@ -130,18 +130,48 @@ def test_files_of_all_kinds_are_documents(tmp_path: Path, capsys: pytest.Capture
         ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is not an object"),
         ("a.jsonl", b'{"body": "a"}\n', "there is no column messages, prompt and completion, or text, but body"),
         ("a.jsonl", b'{"text": 3}\n', "the column text is not text alone"),
-        ("a.txt", b"caf\xe9", "can't decode byte 0xe9"),
-        ("a.parquet", b"no parquet", "Parquet magic bytes not found"),
-        ("a.txt.gz", b"no gzip", "Not a gzipped file"),
         ("a.bin", b"", "has no file whose name ends with"),
     ],
 )
-def test_broken_file_is_one_line(
+def test_wrong_documents_cost_one_line(
     name: str, content: bytes, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
+    _check_refused(tmp_path, line, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("b.txt", b"caf\xe9", "can't decode byte 0xe9"),
+        ("b.md", b"\xff\xfe", "can't decode byte 0xff"),
+        ("b.py.gz", gzip.compress(b"caf\xe9"), "can't decode byte 0xe9"),
+        ("b.parquet", b"no parquet", "Parquet magic bytes not found"),
+        ("b.parquet", b"PAR1" + bytes(99) + b"PAR1", ""),
+        ("b.txt.gz", b"no gzip", "Not a gzipped file"),
+        ("b.txt.gz", gzip.compress(b"truncated" * 99)[:-9], ""),
+        ("b.json", b"not JSON", ""),
+        ("b.json", b'[{"text": "a"}, {"te', ""),
+        ("b.json.gz", b"no gzip", ""),
+        ("b.jsonl.gz", b"no gzip", ""),
+        ("b.jsonl", b"\xff", ""),
+    ],
+)
+def test_broken_file_among_good_ones_is_named(
+    name: str, content: bytes, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for good in "ac":
+        (tmp_path / f"{good}.txt").write_text("good")
+        (tmp_path / f"{good}.json").write_text('{"text": "good"}')
+        documents.Dataset.from_dict({"text": ["good"]}).to_parquet(tmp_path / f"{good}.parquet")
+    (tmp_path / name).write_bytes(content)
+    _check_refused(tmp_path, f"error: argument --data: {tmp_path / name}", capsys)
+    _check_refused(tmp_path / name, reason, capsys)
+
+
+def _check_refused(data: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
-        documents.read_rows(str(tmp_path), "--data", None)
+        documents.read_rows(str(data), "--data", None)
     assert error.value.code == 2
     [printed] = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line in printed
@@ -153,7 +183,7 @@ def test_different_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         documents.read_rows(str(tmp_path), "--data", None)
     assert "column names don't match" in capsys.readouterr().err
-    assert documents.first_fault([str(tmp_path / "a.jsonl")]) is None
+    assert documents.first_fault({"json": [str(tmp_path / "a.jsonl")]}) is None
 
 
 @pytest.mark.parametrize(
