@@ -54,8 +54,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if path in PAGES or (path.startswith("docs/") and (ROOT / path).is_file() and not path.endswith(".py")):
             name = PAGES.get(path, path.removeprefix("docs/"))
             target = os.path.relpath(name, PurePosixPath(page.file.src_uri).parent)
-        elif config.repo_url:
-            target = f"{config.repo_url}/blob/HEAD/{path}"
+        elif repository := os.environ.get("REPOSITORY_URL"):
+            target = f"{repository}/blob/HEAD/{path}"
         else:
             target = (ROOT / path).as_uri()
         return match["before"] + target

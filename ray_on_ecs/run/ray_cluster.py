@@ -361,7 +361,8 @@ def _wait_until_placed(group: PlacementGroup) -> None:
     """Wait a moment until a group has its places, for which there is room.
 
     Ray 2.60 keeps the resources of a group for ever if the group is removed between the two steps of its placement,
-    prepare and commit: `GcsPlacementGroupScheduler::CommitAllBundles` returns committed resources alone.
+    prepare and commit: `GcsPlacementGroupScheduler::CommitAllBundles` returns committed resources alone. A group whose
+    nodes join just while it is given up can still lose them; a node that is replaced has them again.
     """
     deadline = time.monotonic() + PLACED_SECONDS
     with suppress(*RAY_ERRORS):
