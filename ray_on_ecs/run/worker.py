@@ -14,8 +14,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from ray_on_ecs.run.group import Directive, NetworkStatus, Peer, Place, WorkerRa
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
+from ray_on_ecs.run.pause import end_paused, paused
 from ray_on_ecs.run.process import ProcessOptions, scripts_lock, wait_for_end
 from ray_on_ecs.run.stacks import READ_SECONDS, Stacks
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
@@ -54,8 +55,8 @@ POLL_SECONDS = 0.1
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
 READINGS_SECONDS = 1.0  # between two looks for new readings of the collectives
-# How long SIGTERM waits for a moment at which the script does not write a file, and the time between two looks: a file
-# that was written before the first is older than a tick of the disk's clock at the second, and so counts as whole.
+# How long SIGTERM waits for a moment at which the script does not write a file, and the time from a look to the next or
+# to the moment: a file that was written before is older than a tick of the disk's clock then, and so counts as whole.
 REST_SECONDS, LOOK_SECONDS = 2.0, TICK_SECONDS + 0.01
 # How long a worker whose node stops waits for the driver to end the start.
 DRAIN_SECONDS = 30.0
@@ -446,10 +447,10 @@ class ScriptWorker:
             grace = min(GRACE_SECONDS, (ends_at() - time.time()) / 2)  # of a short notice, half is for a save
             if script.deadline and (directive.waits or (script.exchange / sdk.CHECKPOINTER).exists()):
                 self._wait_for_end(script, lambda: ends_at() - grace)
-            self._wait_for_rest(script, ends_at())
-            has_ended = process.has_ended(exchange.directive)
-            exchange.report(is_cut=not has_ended or (script.exchange / sdk.TOLD).exists())
-            process.terminate()
+            with self._pause_at_rest(script, ends_at()):
+                has_ended = process.has_ended(exchange.directive)
+                exchange.report(is_cut=not has_ended or (script.exchange / sdk.TOLD).exists())
+                process.terminate()
             self._wait_for_end(script, ends_at)
         if not process.has_ended(exchange.directive):
             process.kill()
@@ -483,16 +484,24 @@ class ScriptWorker:
             self._take_reports(script)
             self._report_script(script.process)
 
-    def _wait_for_rest(self, script: Script, until: float) -> None:
-        """Wait until the script has no file open for writing in two looks, at most so long."""
+    @contextmanager
+    def _pause_at_rest(self, script: Script, until: float) -> Generator[None]:
+        """Pause the script, for a block that sends SIGTERM, when it has no file open for writing; wait for it a moment.
+
+        A script without a handler then ends at once, so that its files are whole.
+        """
         until = min(until, time.time() + REST_SECONDS)
-        was_at_rest = False
         while script.process.wait(LOOK_SECONDS) is None and time.time() < until:
-            now, is_at_rest = time.time(), self._is_at_rest(script)
-            if is_at_rest and was_at_rest:
-                self.exchange.report(rested_at=now)
-                break
-            was_at_rest = is_at_rest
+            with paused(writers_of([script.process.pid]) or []) as held:
+                if not (held and self._is_at_rest(script)):
+                    continue
+                time.sleep(LOOK_SECONDS)
+                self.exchange.report(rested_at=time.time())
+                yield
+                if end_paused(held):
+                    self.exchange.report(rested_at=math.inf)  # nothing was written since, by any of them
+                return
+        yield
 
     def _is_at_rest(self, script: Script) -> bool:
         writers = writers_of([script.process.pid])

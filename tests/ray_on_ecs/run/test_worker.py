@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import signal
 import sys
 import tempfile
@@ -119,6 +120,26 @@ with open(f"part{rank}", "w") as part:
 os.rename(f"part{rank}", f"model{rank}.pt")
 time.sleep(600)
 """
+# Rank 0 saves all the time, and another process of it as well; the files are whole when they are closed.
+SAVING_OFTEN = """
+import os, time
+
+def save(name):
+    number = 0
+    while True:
+        number += 1
+        with open(name + ".tmp", "w") as file:
+            print(number, file=file, flush=True)
+            time.sleep(0.002)
+            print("whole", file=file)
+        os.rename(name + ".tmp", name)
+        time.sleep(0.01)
+
+if os.environ["RANK"] == "0":
+    save("mine.pt" if os.fork() else "child.pt")
+print("begun", file=open("begun", "w"))
+time.sleep(600)
+"""
 # Saves at SIGTERM, and then ends by it, as without a handler.
 SAVING_LATE = """
 import os, signal, time
@@ -230,6 +251,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "own_server.py").write_text(OWN_SERVER)
         (folder / "writing.py").write_text(WRITING)
         (folder / "saving_late.py").write_text(SAVING_LATE)
+        (folder / "often.py").write_text(SAVING_OFTEN)
         (folder / "ends_itself.py").write_text(ENDS_ITSELF)
         (folder / "arguments.py").write_text(ARGUMENTS)
 
@@ -345,6 +367,23 @@ def test_script_without_a_handler_ends_between_two_writes(tmp_path: Path, monkey
     assert in_manifest(workers.storage) == {"train.log": "begun\nbegun\n", **models}
     workers.say(action="leave")
     until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+def test_script_that_saves_often_keeps_its_last_files(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, count=2, script="often.py")
+    workers.until_begun()
+    folder = Path(workers.storage.path("files/code"))
+    until(lambda: all((folder / name).exists() for name in ("mine.pt", "child.pt", "begun")))
+    workers.say(action="end", end_at=2e9)
+    status = workers.until(is_stored=True)
+    assert (status.status, status.rested_at) == (-signal.SIGTERM, math.inf)
+    stored = in_manifest(workers.storage)
+    for name in ("mine.pt", "child.pt"):
+        assert stored[name] == (folder / name).read_text()
+        assert stored[name].endswith("\nwhole\n")
+        assert stored.get(f"{name}.tmp", "whole\n").endswith("whole\n")
+    workers.say(action="leave")
+    workers.until(has_left=True)
 
 
 @pytest.mark.parametrize("saves", [False, True])

@@ -1,0 +1,79 @@
+"""A pause of a script's processes in which SIGTERM ends them: nothing is written after a look at their files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+# For the processes to stop, for the signal to pass the supervisor, and for the script to end by it.
+SIGNAL_SECONDS, POLL_SECONDS = 1.0, 0.002
+
+
+@contextmanager
+def paused(processes: Sequence[psutil.Process]) -> Generator[list[psutil.Process]]:
+    """Stop processes by SIGSTOP while the block runs; yield those that then go on.
+
+    A system call that has begun ends before its thread stops.
+    """
+    held = list(processes)
+    try:
+        for process in processes:
+            with suppress(psutil.Error):
+                process.suspend()
+        for process in processes:
+            _wait(lambda process=process: _is_stopped(process))
+        yield held
+    finally:
+        for process in held:
+            with suppress(psutil.Error):
+                process.resume()
+
+
+def end_paused(held: list[psutil.Process]) -> bool:
+    """Let SIGTERM, which was sent to the first of these processes, end it; the others stay stopped.
+
+    The supervisor then kills these. Return whether it has ended so. A process that handles the signal is left as it is,
+    as any process outside Linux.
+    """
+    command = held[0]
+    if not _wait(lambda: _has_signal(command.pid, "ShdPnd", "SigPnd")) or _has_signal(
+        command.pid, "SigCgt", "SigIgn", "SigBlk"
+    ):
+        return False
+    with suppress(psutil.Error):
+        command.resume()
+    if has_ended := _wait(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE):
+        held.clear()
+    return has_ended
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Return whether all threads of a process stand still."""
+    states = [
+        path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process.pid}/task").glob("*/stat")
+    ]
+    return set(states) <= set("TtZX") if states else process.status() != psutil.STATUS_RUNNING
+
+
+def _has_signal(pid: int, *sets: str) -> bool:
+    """Return whether one of these sets of signals of a process, see proc_pid_status(5), has SIGTERM."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = dict(line.split(":", 1) for line in lines)
+    return any(int(masks.get(name, "0"), 16) >> (signal.SIGTERM - 1) & 1 for name in sets)
+
+
+def _wait(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + SIGNAL_SECONDS
+    with suppress(psutil.Error, OSError):
+        while not (is_so := condition()) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        return is_so
+    return True
