@@ -45,7 +45,7 @@ LONGEST_LABEL = 20
 # Settings that a Ray program can't use, with the reason.
 REFUSED_WITH_DRIVER = {
     "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...), or by its option",
-    "device": "says itself whether its workers have GPUs",
+    "device": "says itself whether its workers have GPUs",  # but for cpu
     "gpu": "chooses its nodes itself, by accelerator_type or by a label selector on ray.io/accelerator-type",
     "pool": "chooses its nodes itself, by a label selector on ray.io/node-group",
     "mpi": "is not started by mpirun",
@@ -416,7 +416,7 @@ class RunConfig:
             return
         for name, reason in REFUSED_WITH_DRIVER.items():
             value = getattr(self, name)
-            if value in (None, False, "auto"):
+            if value in (None, False, "auto") or (name, value) == ("device", "cpu"):  # see `stack_gpus`
                 continue
             if name in FOR_ALL and str(value) == os.environ.get(environment_variable(name)):
                 object.__setattr__(self, name, self.__dataclass_fields__[name].default)

@@ -99,17 +99,26 @@ def log(**values: float) -> None:
         _write({STEP: _step, VALUES: finite})
 
 
-def write_report(step: int | None, values: Mapping[str, float | None] | None = None, *, again: bool = False) -> None:
+def write_report(
+    step: int | None,
+    values: Mapping[str, float | None] | None = None,
+    *,
+    again: bool = False,
+    total: int | None = None,
+) -> None:
     """Report metrics of a step; without metrics, the step from which the steps continue.
 
     Args:
         step: The number of the step; None for the next one.
         values: The metrics by name; None for one that is not finite.
         again: The metrics may have been reported before.
+        total: The number of all steps, if it is known.
     """
     report: dict[str, object] = {STEP: step, NEXT: step is None, AGAIN: again}
     if values is not None:
         report[VALUES] = values
+    if total is not None:
+        report[TOTAL] = total
     _write(report)
 
 

@@ -39,7 +39,7 @@ def parse() -> argparse.Namespace:
     add("--data", type=source(*BUILT_IN), default="auto", metavar="NAME|FOLDER",
         help="fashion-mnist or digits; a folder or s3://bucket/prefix with train/CLASS/... and test/CLASS/..., or with "
         "FashionMNIST/raw/; auto (the default): fashion-mnist if it can be downloaded, or else digits")  # fmt: skip
-    add("--model", default="resnet18", help="one of torchvision's, or package.module:function of (channels, classes)")
+    add("--model", default="resnet18", help="one of torchvision's, or module:function of (channels, classes)")
     add("--weights", default="none", metavar="DEFAULT|FILE",
         help="pretrained: DEFAULT or another name of torchvision's weights; a file, folder or s3://bucket/key with the "
         "state dict; none (the default): random weights")  # fmt: skip
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> None:
     ranks = start_ranks()
     rank, world_size, device = ranks
     torch.backends.cudnn.benchmark = True  # all batches have one size
-    data = load_images(args.data, args.image_size)
+    data = load_images(args.data, args.image_size)  # or an ImagesInMemory of yours
     if args.samples:
         data.limit(args.samples)
     resolve_defaults(args, data, ranks)
@@ -74,10 +74,11 @@ def main(args: argparse.Namespace) -> None:
 
     # ---- Model
     torch.manual_seed(args.seed)  # the same weights on all ranks
-    network = build_model(args.model, data.shape[0], len(data.classes)).to(device)
+    # For a model of yours add a function here, and pass --model image_classifier:NAME: exported weights have the name.
+    network = build_model(args.model, data.shape[0], len(data.class_names)).to(device)
     if args.weights != "none":
         data.mean, data.std = load_weights(network, args.model, args.weights) or (data.mean, data.std)
-    check_model(args.model, network, data.shape, len(data.classes))
+    check_model(args.model, network, data.shape, len(data.class_names))
     if device.type == "cuda" or data.shape[0] > 1:  # faster, but on CPUs not for images of one channel
         network = network.to(memory_format=torch.channels_last)
     torch.manual_seed(args.seed * 1_000_003 + rank)  # dropout differs
@@ -164,7 +165,8 @@ def main(args: argparse.Namespace) -> None:
 
     # ---- Export: the header has the description that the weights need
     if not checkpoint.should_stop:
-        about = {"model": args.model, "classes": data.classes, "mean": data.mean, "std": data.std, "shape": data.shape}
+        about = {"model": args.model, "classes": data.class_names, "shape": data.shape}
+        about |= {"mean": data.mean, "std": data.std}
         metadata = {"image_classifier": json.dumps(about)}
         checkpoint.export("model.safetensors", metadata)
         if checkpoint.load_best():

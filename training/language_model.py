@@ -4,6 +4,7 @@
     ray-on-ecs run language_model.py --model ./SmolLM2-135M --data ./texts --lora 16
 
 --model is a folder or bucket prefix in Hugging Face's layout; with only a config.json the training starts from scratch.
+For another size let LlamaConfig(vocab_size=259, ...).save_pretrained(FOLDER) write one, which learns bytes.
 The run writes model/, which from_pretrained loads. Order and steps depend only on seed and global batch size, not on
 the number of workers. Copy the file (ray-on-ecs recipe copy language_model) and change it.
 """
@@ -148,7 +149,7 @@ def main() -> None:
     args.global_batch_size = args.global_batch_size or max(16, (args.batch_size or 1) * most_ranks)
     if not most_ranks <= args.global_batch_size <= len(training):
         fail(f"argument --global-batch-size: {args.global_batch_size} must be at least {most_ranks}, the workers, and "
-             f"at most {len(training)}, the sequences of {args.context} tokens; a smaller --context: more")  # fmt: skip
+             f"at most {len(training)}, the sequences of {args.context} tokens; a shorter --context: more")  # fmt: skip
     steps_per_epoch = len(training) // args.global_batch_size
     steps = min(args.epochs * steps_per_epoch, args.max_steps)
     epochs = math.ceil(steps / steps_per_epoch)
@@ -159,6 +160,7 @@ def main() -> None:
     bf16 = args.precision == "bf16" or (args.precision == "auto" and is_gpu and torch.cuda.is_bf16_supported(False))
     sharded = args.sharding == "full" and world_size > 1
     torch.manual_seed(args.seed)  # the same weights on all ranks
+    # loss_of is a module, recipes.token_loss.TokenLoss: a batch's sum of the losses of its learned tokens.
     model, loss_of = load_model(files, ranks, lora=args.lora, bf16=bf16, shard=sharded, attention=args.attention)
     torch.manual_seed(args.seed * 1_000_003 + rank)  # other dropout on each rank
     # FSDP2 has a policy of precision instead, with which it also gathers the weights in bf16.

@@ -85,6 +85,8 @@ def train(config: dict[str, Any]) -> None:
         for batch in shard.iter_batches(
             batch_size=config["batch_size"], local_shuffle_buffer_size=4 * config["batch_size"]
         ):
+            if len(batch["label"]) == 1:  # the last of all workers, which have as many images each
+                continue  # batch norm refuses a single image
             images, labels = (torch.tensor(batch[name], device=get_device()) for name in ("image", "label"))
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -95,6 +97,8 @@ def train(config: dict[str, Any]) -> None:
         shares: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(shares, (total, places))
         by_place = sum((share[1] for share in shares), Counter())
+        if not by_place:
+            raise ValueError("there are fewer than two images for each worker; give more, or fewer workers")
         loss = sum(share[0] for share in shares) / by_place.total()
         speed = by_place.total() / (time.perf_counter() - started)
         with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +112,8 @@ def train(config: dict[str, Any]) -> None:
                 state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
                 torch.save(state, f"{folder}/state.pt")
                 checkpoint = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report({"epoch": epoch, "loss": loss, "images_per_second": speed}, checkpoint=checkpoint)
+            metrics = {"epoch": epoch, "loss": loss, "images_per_second": speed}
+            ray.train.report({**metrics, "total_steps": config["epochs"]}, checkpoint=checkpoint)  # for the time left
 
 
 def classes_in(images: str) -> list[str]:
@@ -140,7 +145,7 @@ def parse() -> argparse.Namespace:
     add("--size", type=whole(), default=64, help="height and width of the images (%(default)s)")
     add("--blurs", type=whole(0), default=10, help="how often an image is blurred (%(default)s)")
     add("--epochs", type=whole(), default=5, help="(%(default)s)")
-    add("--batch-size", type=whole(), default=64, help="images of a step on each worker (%(default)s)")
+    add("--batch-size", type=whole(2), default=64, help="images of a step on each worker (%(default)s)")
     add("--cpu-workers", action=argparse.BooleanOptionalAction, help="prepare on CPU workers, if there are some")
     return parser.parse_args()
 

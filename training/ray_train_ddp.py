@@ -49,7 +49,7 @@ def train(config: dict[str, Any]) -> None:
     # ---- Data: every worker has all the images, and its samplers choose a share of them
     checkpoint = ray.train.get_checkpoint()
     saved = checkpoint.get_metadata() if checkpoint else {}
-    data = load_data(saved["data"] if saved and config["auto"] else config["data"])
+    data = load_data(saved["data"] if saved and config["auto"] else config["data"])  # auto keeps its first choice
     if saved.get("data", data.name) != data.name:
         raise ValueError(f"the run has trained on {saved['data']} so far; --data gives {data.name}")
     mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (data.mean, data.std))
@@ -62,7 +62,7 @@ def train(config: dict[str, Any]) -> None:
 
     # ---- Model and optimizer, from the last checkpoint if there is one
     torch.manual_seed(config["seed"])  # the same weights on all workers
-    network = build_model(data.shape[0], int(data.train[1].max()) + 1)
+    network = build_model(data.shape[0], len(data.class_names))
     model = prepare_model(network, parallel_strategy_kwargs={"forward_sync_buffers": False})  # on the device, in DDP
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], fused=True)
     if checkpoint:
@@ -112,11 +112,11 @@ def train(config: dict[str, Any]) -> None:
                 save_model(network, f"{folder}/model.safetensors")
                 torch.save(optimizer.state_dict(), f"{folder}/optimizer.pt")
                 checkpoint.set_metadata({"epoch": epoch, "data": data.name})
-            ray.train.report(metrics, checkpoint=checkpoint)
+            ray.train.report({**metrics, "total_steps": config["epochs"]}, checkpoint=checkpoint)  # for the time left
 
 
 def load_data(name: str) -> ImagesInMemory:
-    """Load a data set: uint8 images [n, channels, height, width] and their int64 labels [n], as `train` and `test`."""
+    """Return ImagesInMemory(name, class_names, train, test): uint8 images [n, C, H, W] and int64 labels [n] in each."""
     return load_images_in_memory(name)
 
 

@@ -199,7 +199,7 @@ class Checkpointer:
             name, version = unreadable
             self._refuse(
                 f"{self.uri}/{name} has format {version}, and this version of ray-on-ecs reads {FORMAT}; use the "
-                "version that saved it, or another run name"
+                "version that saved it"
             )
         newest = self._newest_intact()
         self._must_resume = False
@@ -209,9 +209,7 @@ class Checkpointer:
         name, manifest = newest
         changed = self._ranks.broadcast(differences(manifest["config"], self._config))
         if changed:
-            self._refuse(
-                f"{self.uri} has checkpoints of other settings: {changed}; use the same settings, or another run name"
-            )
+            self._refuse(f"{self.uri} has checkpoints of other settings: {changed}; use the same settings")
         mismatch = None
         try:
             self._state.restore(Reader(self._storage, name), manifest["world_size"])
@@ -219,10 +217,7 @@ class Checkpointer:
             mismatch = one_line(cause)
         mismatch = self._ranks.first(mismatch)
         if mismatch:
-            self._refuse(
-                f"{self.uri}/{name} does not fit this script: {mismatch}; use the script that saved it, or another "
-                "run name"
-            )
+            self._refuse(f"{self.uri}/{name} does not fit this script: {mismatch}; use the script that saved it")
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
         self._epoch_metrics = (self.step, manifest["metrics"])
@@ -462,6 +457,7 @@ class Checkpointer:
             print(f"ray-on-ecs: {line}", flush=True)
 
     def _refuse(self, line: str) -> NoReturn:
+        line += ", or another run name" if RUN_VARIABLE in os.environ else ", or move the folder away"
         if self._ranks.rank == 0:
             print(f"ray-on-ecs: error: {line}", file=sys.stderr, flush=True)
         raise ResumeError(line)

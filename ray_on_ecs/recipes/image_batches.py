@@ -56,7 +56,7 @@ class Images(ABC):
 
     Attributes:
         name: Name of the data set.
-        classes: Names of the classes.
+        class_names: Names of the classes, by label.
         shape: Channels, height and width of an image.
         mean: Mean of each channel, from 0 to 255.
         std: Standard deviation of each channel.
@@ -64,7 +64,8 @@ class Images(ABC):
     """
 
     name: str
-    classes: list[str]
+    # Not classes: in a function of a Ray program cloudpickle takes data.classes for torch.classes, and can't pickle it.
+    class_names: list[str]
     shape: tuple[int, int, int]
     mean: list[float]
     std: list[float]
@@ -97,9 +98,9 @@ class ImagesInMemory(Images):
     """A small data set: uint8 images [n, channels, height, width] and int64 labels [n], on the GPU if they fit."""
 
     def __init__(
-        self, name: str, classes: list[str], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
+        self, name: str, class_names: list[str], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
     ) -> None:
-        self.name, self.classes = name, classes
+        self.name, self.class_names = name, class_names
         self.train, self.test = train, test
         channels, height, width = train[0].shape[1:]
         self.shape = (channels, height, width)

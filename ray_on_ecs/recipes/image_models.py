@@ -28,15 +28,16 @@ SHOWN_NAMES = 3
 
 
 def build_model(name: str, channels: int, classes: int) -> nn.Module:
-    """Build a model of torchvision, or by package.module:function of (channels, classes), with random weights."""
+    """Build a model of torchvision, or by module:function of (channels, classes), with random weights."""
     try:
         if ":" in name:
             sys.path.insert(0, os.getcwd())
-            model = pkgutil.resolve_name(name)(channels, classes)
+            model = pkgutil.resolve_name(name.replace(".py:", ":"))(channels, classes)
         elif name in list_models(module=torchvision.models):
             model = get_model(name, weights=None, num_classes=classes)
         else:
-            fail(f"argument --model: {name!r} is neither a model of torchvision nor package.module:function")
+            fail(f"argument --model: {name!r} is neither a model of torchvision nor module:function, such as "
+                 f"{Path(sys.argv[0]).stem}:build for one of this script")  # fmt: skip
     except Exception as cause:  # the user's module may fail in any way
         fail(f"argument --model: {name!r} can't be built ({type(cause).__name__}: {cause})")
     if not isinstance(model, nn.Module):

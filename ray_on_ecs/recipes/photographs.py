@@ -43,7 +43,7 @@ class ImageFolders(Images):
             lacking = sorted(set(part.classes) - set((test if part is train else train).classes))
             if lacking:
                 raise ValueError(f"{name} has the class {lacking[0]!r}, which {other} lacks")
-        self.name, self.classes = folder.name, train.classes
+        self.name, self.class_names = folder.name, train.classes
         self.shape = (3, size, size)
         self.mean, self.std = (list(values) for values in COLORS)
         self._samples, self._test_samples = train.samples, test.samples

@@ -74,14 +74,14 @@ def choose_workers(
     """Return `num_workers` and `use_gpu` of Ray Train's ScalingConfig, for `ray.cluster_resources()`.
 
     By default a worker for each GPU: on a stack as many as a script would get, which start for the program, elsewhere
-    those that the cluster has. Without GPUs `on_cpus` workers, or, unless a stack starts more, as many as there are
-    CPUs.
+    those that the cluster has. Without GPUs, or with `--device cpu`, `on_cpus` workers, or as many as there are CPUs if
+    these are fewer; a stack without any starts some.
     """
     cpus, gpus = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
     stack_gpus = os.environ.get("STACK_GPUS", "")
-    gpus = int(stack_gpus or 0) or (0 if sys.platform == "darwin" else gpus)  # Ray counts Apple's, not for Ray Train
+    gpus = int(stack_gpus or (0 if sys.platform == "darwin" else gpus))  # Ray counts Apple's, not for Ray Train
     use_gpu = gpus > 0 if use_gpu is None else use_gpu
-    number = num_workers or (gpus if use_gpu else on_cpus if stack_gpus else min(on_cpus, cpus))
+    number = num_workers or (gpus if use_gpu else min(on_cpus, cpus) or (on_cpus if stack_gpus else 0))
     if not number:
         fail("the cluster has no workers at the moment; --num-workers N waits for them", status=1)
     return {"num_workers": number, "use_gpu": use_gpu}

@@ -26,7 +26,7 @@ from ray_on_ecs.tracking.shown_log import COLOURS
 
 logger = logging.getLogger(__name__)
 
-TOTAL_STEPS = "total_steps"  # the metric of --metric that is the number of all steps
+TOTAL_STEPS = "total_steps"  # the metric of --metric, and of Ray Train, that is the number of all steps
 NEAR = 0.05  # a printed step is as far from the reported one, as both are read now and then
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")

@@ -93,7 +93,7 @@ def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client
 
 @pytest.mark.fault
 def test_preprocessing_feeds_the_training(variables: dict[str, str], tmp_path: Path) -> None:
-    for number in range(24):
+    for number in range(25):  # the last batch has one image, which batch norm refuses
         file = tmp_path / "photos" / ("dark", "bright")[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 30), (200 * (number % 2),) * 3).save(file)

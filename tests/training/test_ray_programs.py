@@ -32,7 +32,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         (DDP, ["Results"], "write a folder as ./Results"),
         (DDP, ["s3://missing-bucket"], "argument BUCKET: s3://missing-bucket: this bucket does not exist"),
         (DDP, ["--data=/nowhere"], "argument --data: '/nowhere' is not auto, fashion-mnist, digits, a folder"),
-        (PREPROCESS, ["--batch-size=0"], "argument --batch-size: 0 must be at least 1"),
+        (PREPROCESS, ["--batch-size=0"], "argument --batch-size: 0 must be at least 2"),
         (PREPROCESS, ["--images=/nowhere"], "argument --images: "),
         (TUNE, ["--samples=0"], "--samples and --epochs are at least 1"),
     ],

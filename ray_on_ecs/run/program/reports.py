@@ -18,6 +18,7 @@ from ray.tune import Callback
 
 from ray_on_ecs import sdk
 from ray_on_ecs.rules import finite
+from ray_on_ecs.run.metrics import TOTAL_STEPS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import open_filesystem
 
@@ -79,7 +80,8 @@ class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
     """Logs the metrics that rank 0 reports, each under the number of its report.
 
     Ray Train calls it in the process of its controller, which is on the driver's node. The reports of a trainer that is
-    not the first of the program, or whose storage can't be read, follow what there is, without such a number.
+    not the first of the program, or whose storage can't be read, follow what there is, without such a number. The
+    metric total_steps is the number of all reports.
     """
 
     def __init__(self) -> None:
@@ -113,7 +115,11 @@ class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
         if self._folder is not None:
             os.environ[sdk.FOLDER_VARIABLE] = self._folder
             values = None if metrics is None else numbers_of(metrics)
-            sdk.write_report(number if self._is_counted else None, values, again=again)
+            total = values.pop(TOTAL_STEPS, None) if values else None
+            if self._is_counted:
+                sdk.write_report(number, values, again=again, total=int(total) if total else None)
+            else:
+                sdk.write_report(None, values, again=again)
 
 
 class TuneReporter(Callback):

@@ -439,7 +439,9 @@ def test_other_settings_are_refused_in_one_line(
         other.resume()
     assert refused.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("lr was 0.1 and is 0.2, seed was not set and is 1; use the same settings, or another run name")
+    assert line.endswith(
+        "lr was 0.1 and is 0.2, seed was not set and is 1; use the same settings, or move the folder away"
+    )
 
 
 class Counter:

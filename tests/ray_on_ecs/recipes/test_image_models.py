@@ -14,12 +14,27 @@ from tests.lazy import Lazy
 
 image_models = Lazy("ray_on_ecs.recipes.image_models")
 MODULE = """
+import torch
+
+def mlp(channels, classes):
+    return torch.nn.Linear(channels, classes)
+
 def broken(channels, classes):
     raise KeyError("no such layer")
 
 def number(channels, classes):
     return 3
 """
+
+
+@pytest.mark.parametrize("name", ["my_models:mlp", "my_models.py:mlp"])
+def test_function_of_a_module_or_file_builds_the_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_models.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    assert image_models.build_model(name, 3, 5).out_features == 5
 
 
 def refused(capsys: pytest.CaptureFixture[str], function: Any, *arguments: Any, status: int = 2) -> str:
@@ -33,7 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str], function: Any, *arguments: Any, 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("resnet19", "'resnet19' is neither a model of torchvision nor package.module:function"),
+        ("resnet19", "'resnet19' is neither a model of torchvision nor module:function, such as "),
         ("fasterrcnn_resnet50_fpn", "is neither a model of torchvision"),
         ("my_models:broken", "'my_models:broken' can't be built (KeyError: 'no such layer')"),
         ("my_models:number", "'my_models:number' returned int, not a torch.nn.Module"),

@@ -38,11 +38,11 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
 
 def test_classes_are_folders(folder: Path) -> None:
     data = images.load_images(str(folder), 16)
-    assert (data.name, data.classes, data.shape, len(data)) == ("colors", ["green", "red"], (3, 16, 16), 8)
+    assert (data.name, data.class_names, data.shape, len(data)) == ("colors", ["green", "red"], (3, 16, 16), 8)
     [(pixels, labels)] = data.test_batches(16, Ranks(0, 1, CPU))
     colors = pixels.mean((2, 3)) * torch.tensor(data.std) + torch.tensor(data.mean)
     for color, label in zip(colors, labels, strict=True):
-        torch.testing.assert_close(color, torch.tensor(COLORS[data.classes[label]]).float(), atol=35, rtol=0)
+        torch.testing.assert_close(color, torch.tensor(COLORS[data.class_names[label]]).float(), atol=35, rtol=0)
 
 
 def test_crops_depend_on_the_seed(tmp_path: Path) -> None:

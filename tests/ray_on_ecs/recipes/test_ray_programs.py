@@ -69,6 +69,9 @@ def test_other_storage_is_refused(given: str, line: str) -> None:
         ({"CPU": 1.0}, "", {}, (1, False)),
         ({}, "0", {}, (2, False)),  # a stack without GPUs whose instances have not started
         ({}, "0", {"num_workers": 3}, (3, False)),
+        ({"GPU": 4.0, "CPU": 8.0}, "0", {}, (2, False)),  # --device cpu
+        ({"GPU": 4.0, "CPU": 8.0}, "0", {"use_gpu": True, "num_workers": 3}, (3, True)),
+        ({"CPU": 1.0}, "0", {}, (1, False)),
         ({}, "8", {}, (8, True)),  # a stack whose instances have not started
         ({"GPU": 4.0, "CPU": 16.0}, "8", {}, (8, True)),
         ({}, "8", {"num_workers": 2}, (2, True)),

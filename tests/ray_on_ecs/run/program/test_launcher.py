@@ -25,3 +25,5 @@ def test_program_knows_the_gpus_of_its_stack(
 ) -> None:
     monkeypatch.setattr(launcher, "read_cluster_info", lambda: info)
     assert launcher.stack_gpus(RunConfig(command=("train.py",), driver=True)) == variables
+    on_cpus = RunConfig(command=("train.py",), driver=True, device="cpu")
+    assert launcher.stack_gpus(on_cpus) == {"STACK_GPUS": "0"}

@@ -12,6 +12,7 @@ import torch
 
 from ray_on_ecs import sdk
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
+from ray_on_ecs.tracking.end import Steps
 from tests.lazy import Lazy
 
 program_reports = Lazy("ray_on_ecs.run.program.reports")
@@ -133,6 +134,18 @@ def test_unreadable_storage_ends_no_run(path: str, tmp_path: Path) -> None:
     reporter.before_worker_group_start(None)
     reporter.after_report(WITHOUT, [{"loss": 2}])
     assert [each["loss"] for each in records(tmp_path, [{"step": 1, "time": "", "loss": 1.0}])] == [1.0, 2.0]
+
+
+def test_total_steps_of_a_report_are_those_of_the_run(tmp_path: Path) -> None:
+    reporter = program_reports.TrainReporter()
+    reporter.after_controller_start(run_of(tmp_path, None))
+    reporter.before_worker_group_start(None)
+    reporter.after_report(WITHOUT, [{"loss": 0.5, "total_steps": 3}])
+    log = MetricsLog({})
+    for report in ReportReader(tmp_path).read_new():
+        log.take_report(report)
+    assert log.steps == Steps(1, 3)
+    assert "total_steps" not in log.records[0]
 
 
 def test_tune_trials_are_records_and_a_table(tmp_path: Path) -> None:

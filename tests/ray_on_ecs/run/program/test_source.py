@@ -1,5 +1,6 @@
 """Ray programs are distinguished from other scripts by their source."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,9 @@ def test_settings_without_effect_are_refused(flags: list[str]) -> None:
         parse(["--driver", *flags, "s.py"], {})
 
 
-def test_workers_and_device_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "kept"), [("cuda", "auto"), ("cpu", "cpu")])
+def test_of_the_environment_only_cpu_is_kept(device: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
-    monkeypatch.setenv("RAY_ON_ECS_DEVICE", "cpu")
-    found = parse(["--driver", "s.py"])
-    assert (found.workers, found.device) == (None, "auto")
+    monkeypatch.setenv("RAY_ON_ECS_DEVICE", device)
+    found = parse(["--driver", "s.py"], os.environ)
+    assert (found.workers, found.device) == (None, kept)
