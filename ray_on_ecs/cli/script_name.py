@@ -16,7 +16,7 @@ from typing import NoReturn
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside
-from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested, told
+from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested, told, trains_alone
 
 MPI = ("mpirun", "mpiexec", "horovodrun")
 # Programs in front of another one, which a run has no need of.
@@ -60,6 +60,13 @@ class ScriptName:
     def check_launcher(self) -> str | None:
         """Return a hint of a launcher in the run; UsageError if each of its workers would train on its own."""
         found = nested(self._config)
+        number = self._config.num_workers
+        workers = f"each of {number} workers" if isinstance(number, int) else "each worker"
+        if found is None and trains_alone(self._config):
+            return (
+                f"{self._first} has nothing of torch.distributed, so {workers} trains a separate model; "
+                "docs/tutorial.md shows what DDP needs, and --num-workers 1 uses one GPU"
+            )
         if found is None:
             return None
         what, is_sure = found
@@ -70,8 +77,6 @@ class ScriptName:
         program = _program(self._words)
         leave = f"leave it out: {_typed(flags, program)}, or " if program and program != self._words else ""
         leave = "" if told(self._words[: len(self._words) - len(program)]) else leave
-        number = self._config.num_workers
-        workers = f"each of {number} workers" if isinstance(number, int) else "each worker"
         raise UsageError(
             f"SCRIPT: {what}, so {workers} would train on its own; {leave}start it once on each node: {once}"
         )

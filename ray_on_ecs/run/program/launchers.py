@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path, PurePath
 
 from ray_on_ecs.arguments import SHELLS
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run.program.source import RANKS, Source, source_of
+from ray_on_ecs.run.program.source import EVERY_WORKER, RANKS, Source, source_of
 
 PYTHON = ("python", "python3")
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
@@ -40,6 +41,11 @@ IN_DOUBT = re.compile(
 MAY_LAUNCH = re.compile(r"(?:\S*/)?(trl|axolotl train|llamafactory-cli train)(?=\s|$)")
 # Words of a script that asks whether torchrun has started it.
 OF_TORCHRUN = {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "is_torchelastic_launched"}
+# Packages of PyTorch scripts that join no workers by themselves.
+ALONE = {
+    *("PIL", "cv2", "einops", "matplotlib", "numpy", "pandas", "safetensors", "scipy", "sklearn", "tensorboard"),
+    *("tensorboardX", "torch", "torchaudio", "torchvision", "tqdm", "wandb", "yaml"),
+}
 # Functions of Python that start workers, and those that start a program.
 SPAWNERS = re.compile(
     r"torch\.multiprocessing\.(?:spawn\.)?(?:spawn|start_processes)|ignite\.distributed\.(?:\w+\.)?spawn"
@@ -101,6 +107,19 @@ def nested(config: RunConfig) -> tuple[str, bool] | None:
     if started and JOINS.search(shlex.join(config.command)):  # the command hands over the ranks
         return started[0], False
     return started
+
+
+def trains_alone(config: RunConfig) -> bool:
+    """Return whether each of several workers would train a separate model, as a script for one GPU does.
+
+    Its source tells that for sure only if it imports neither modules of the folder nor packages that may join workers.
+    """
+    if config.driver or config.mpi or config.workers == (1, 1) or config.per_node:
+        return False
+    source = source_of(config)
+    known = ALONE | sys.stdlib_module_names
+    joins = EVERY_WORKER | RANKS | {"multiprocessing", "torch.multiprocessing"}
+    return bool(source and "torch" in source.packages <= known and source.words.isdisjoint(joins))
 
 
 def _started(source: Source) -> tuple[str, bool] | None:

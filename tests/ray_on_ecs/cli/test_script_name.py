@@ -402,6 +402,38 @@ def test_many_flags_of_a_wrapper_end_the_search() -> None:
     assert not LAUNCHER.search(f"timeout {'-p 1 ' * 200} x")  # a search that is exponential would not end
 
 
+ONE_GPU = "import torch, torchvision\nfrom torch import nn\nimport numpy as np, json\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "has_hint"),
+    [
+        (ONE_GPU, "--num-workers 2", True),
+        (ONE_GPU, "", True),
+        (ONE_GPU, "--num-workers 1:4", True),
+        (ONE_GPU + "# torch.distributed comes later\n", "--num-workers 2", True),
+        (ONE_GPU, "--num-workers 1", False),
+        (ONE_GPU, "--per-node", False),
+        (ONE_GPU, "--mpi", False),
+        (ONE_GPU + "import torch.distributed as dist\n", "--num-workers 2", False),
+        (ONE_GPU + "from torch.nn.parallel import DistributedDataParallel\n", "--num-workers 2", False),
+        (ONE_GPU + "from torch.distributed.fsdp import fully_shard\n", "--num-workers 2", False),
+        (ONE_GPU + "import os\nseed = os.environ['RANK']\n", "--num-workers 2", False),
+        (ONE_GPU + "from accelerate import Accelerator\n", "--num-workers 2", False),
+        (ONE_GPU + "import lightning\n", "--num-workers 2", False),
+        (ONE_GPU + "from transformers import AutoModel\n", "--num-workers 2", False),
+        (ONE_GPU + "from models import build\n", "--num-workers 2", False),
+        (ONE_GPU + "from ray_on_ecs import Checkpointer\n", "--num-workers 2", False),
+        ("import json\n", "--num-workers 2", False),
+        ("import torch (\n", "--num-workers 2", False),
+    ],
+)
+def test_script_for_one_gpu_has_a_hint(source: str, flags: str, has_hint: bool, folder: Path) -> None:
+    (folder / "alone.py").write_text(source)
+    hint = typed(f"{flags} alone.py")[1]
+    assert (hint is not None and "trains a separate model" in hint) is has_hint
+
+
 @pytest.mark.parametrize("words", ["--no-python trl sft", "--no-python llamafactory-cli train x.yaml"])
 def test_program_that_may_start_a_launcher_has_a_hint(words: str) -> None:
     assert "starts workers itself where it sees several GPUs" in (typed(f"--num-workers 2 {words}")[1] or "")
