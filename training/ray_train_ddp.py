@@ -8,8 +8,6 @@ The folder of the run gets model.safetensors and best.safetensors: the weights a
 with the best test accuracy. The same command with the same name resumes from the last checkpoint. Copy and change it.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # before Ray is imported: the line of each worker, and once
@@ -31,9 +29,9 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 from torchvision.models import resnet18
 
 from ray_on_ecs.recipes.images import BUILT_IN, ImagesInMemory, load_images_in_memory
-from ray_on_ecs.recipes.options import Options, number, source, whole
+from ray_on_ecs.recipes.options import Options, fail, number, source, whole
 from ray_on_ecs.recipes.ranks import usable_cpus
-from ray_on_ecs.recipes.ray_programs import add_options, choose_workers, export, for_workers
+from ray_on_ecs.recipes.ray_programs import add_options, choose_workers, export_last_and_best, for_workers
 
 BEST = "test_accuracy"  # the metric of the best weights; the greater, the better
 
@@ -98,7 +96,7 @@ def train(config: dict[str, Any]) -> None:
                 sums[2] += (logits.argmax(1) == labels).sum()
         dist.all_reduce(sums)
         if not sums.isfinite().all():
-            raise FloatingPointError(f"epoch {epoch}: the loss is not finite; try a smaller --lr")
+            return  # on all workers; after an error Ray would train the epoch again, to the same end
         train_loss, test_loss, right = sums.tolist()
         metrics = {"epoch": epoch, "train_loss": train_loss / len(train_loader) / world_size}
         metrics |= {"test_loss": test_loss / len(data.test[1]), BEST: right / len(data.test[1])}
@@ -152,8 +150,9 @@ def main() -> None:
     run = ray.train.RunConfig(args.name, args.storage, checkpoint_config=keep, failure_config=failures)
     result = TorchTrainer(train, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
     print(f"Result(metrics={result.metrics}, path={result.path!r})")
-    export(result, result.checkpoint, "model.safetensors")
-    export(result, result.get_best_checkpoint(BEST, "max"), "best.safetensors")
+    export_last_and_best(result, BEST)
+    if not result.metrics or result.metrics["epoch"] + 1 < args.epochs:
+        fail("the loss is not finite; try a smaller --lr")
 
 
 if __name__ == "__main__":

@@ -29,14 +29,14 @@ class Options(argparse.ArgumentParser):
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse an unknown flag first: its value would be taken for an argument without a flag."""
         for word in sys.argv[1:] if args is None else args:
             if word == "--":
                 break
             if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
-                self.error(f"unrecognized arguments: {word}; flags of ray-on-ecs run stand before the script")
-        return super().parse_known_args(args, namespace)
+                self.error(f"unrecognized arguments: {word}; a flag of ray-on-ecs run stands before the script")
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print one line, and exit with status 2."""

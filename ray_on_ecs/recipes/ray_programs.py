@@ -87,6 +87,13 @@ def choose_workers(
     return {"num_workers": number, "use_gpu": use_gpu}
 
 
+def export_last_and_best(result: Any, metric: str) -> None:
+    """Export the last checkpoint's weights as `model.safetensors`, and those with the greatest metric as `best`."""
+    if result.checkpoint:
+        export(result, result.checkpoint, "model.safetensors")
+        export(result, result.get_best_checkpoint(metric, "max"), "best.safetensors")
+
+
 def export(result: Any, checkpoint: Any, name: str) -> None:
     """Copy `model.safetensors` of a checkpoint of Ray Train under this name into the folder of the run.
 

@@ -50,7 +50,8 @@ def run(program: str, *arguments: str, variables: dict[str, str]) -> str:
 
 @pytest.mark.fault
 def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client: Any, tmp_path: Path) -> None:
-    flags = (*DDP_FLAGS, f"--data={write_small_images(tmp_path)}")
+    # 65 images a worker: the last one would be a third step.
+    flags = (*DDP_FLAGS, f"--data={write_small_images(tmp_path, 130)}")
 
     def results() -> list[Any]:
         found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/checkpoint_manager_snapshot.json")
@@ -65,7 +66,7 @@ def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client
         before, _ = process.communicate()
     last = max(each["metrics"]["epoch"] for each in results())
     epochs = last + 2
-    after = run("training.ray_train_ddp", BUCKET, *flags, f"--epochs={epochs}", variables=variables)
+    after = run("training.ray_train_ddp", BUCKET, *flags, f"--epochs={epochs}", "--lr=5e-4", variables=variables)
 
     place = r"\| CPU: Process rank (\d) \| Batchsize: 32 \| Steps: 2 \| Total epoch time: [\d.]+\]"
     lines = re.findall(rf"\[Epoch (\d+) {place}", after)
@@ -82,8 +83,8 @@ def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client
 
     kept = results()
     folder = max(kept, key=newest)["checkpoint_dir_name"]
-    steps = torch.load(io.BytesIO(read(f"{folder}/optimizer.pt")))["state"][0]["step"]
-    assert steps == 2 * epochs
+    optimizer = torch.load(io.BytesIO(read(f"{folder}/optimizer.pt")))
+    assert (optimizer["state"][0]["step"], optimizer["param_groups"][0]["lr"]) == (2 * epochs, 5e-4)
     assert read("model.safetensors") == read(f"{folder}/model.safetensors")
     best = max(kept, key=lambda each: (each["metrics"]["test_accuracy"], newest(each)))
     assert read("best.safetensors") == read(f"{best['checkpoint_dir_name']}/model.safetensors")

@@ -124,7 +124,7 @@ def stack_gpus(config: RunConfig) -> dict[str, str]:
     It is 0 with --device cpu, and on a stack without GPUs, which starts CPU nodes for a program.
     """
     info = read_cluster_info()
-    if config.device == "cpu" or (info and not any(group["gpu"] for group in info["groups"].values())):
+    if config.device == "cpu" or (info and not any(group["gpu"] and group["max"] for group in info["groups"].values())):
         return {"STACK_GPUS": "0"}
     number = default_workers(replace(config, driver=False), info) if info else None
     return {"STACK_GPUS": str(number)} if number else {}

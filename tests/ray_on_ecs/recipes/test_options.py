@@ -64,6 +64,7 @@ def test_errors_have_the_name_of_the_copy(monkeypatch: pytest.MonkeyPatch, capsy
         assert line.startswith("flowers.py: error: ")
         assert flags[0].partition("=")[0] in line
     assert parser.parse_args(["--epochs=2", "--", "3"]).bucket == 3
+    assert parser.parse_known_args(["--epochs=2", "--other=4"])[1] == ["--other=4"]
 
 
 def test_a_worker_of_ray_raises_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

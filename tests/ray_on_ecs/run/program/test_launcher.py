@@ -17,8 +17,14 @@ def stack(**changed: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("info", "variables"),
-    [(stack(), {"STACK_GPUS": "8"}), (stack(gpu=""), {"STACK_GPUS": "0"}), (stack(default_nodes=0), {}), (None, {})],
-    ids=["a stack", "one without GPUs", "one of an earlier version", "none"],
+    [
+        (stack(), {"STACK_GPUS": "8"}),
+        (stack(gpu=""), {"STACK_GPUS": "0"}),
+        (stack(max=0), {"STACK_GPUS": "0"}),
+        (stack(default_nodes=0), {}),
+        (None, {}),
+    ],
+    ids=["a stack", "one without GPUs", "one that may start none", "one of an earlier version", "none"],
 )
 def test_program_knows_the_gpus_of_its_stack(
     info: Any, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
