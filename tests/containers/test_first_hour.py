@@ -150,6 +150,20 @@ def test_readme_trains_with_python_alone(laptop: Machine, cluster: Cluster) -> N
     assert "run second is stopped" in typed
 
 
+def test_wheel_trains_without_the_repository(laptop: Machine) -> None:
+    """In a folder with a script alone, as a colleague's machine has it."""
+    typed = laptop.type(
+        "python3 -m venv /root/wheel/.venv && . /root/wheel/.venv/bin/activate",
+        f"pip wheel --quiet --no-deps --wheel-dir /root/wheel {HOME}",
+        "mkdir /root/wheel/code && cd /root/wheel/code && pip install --quiet /root/wheel/*.whl",
+        'echo \'import os; print("rank", os.environ["RANK"])\' > train.py',
+        "ray-on-ecs run --run-name wheel --device cpu --num-workers 2 train.py",
+        "python -c 'import ray_on_ecs; print(ray_on_ecs.__file__)'",
+    )
+    assert {"[rank 0] rank 0", "[rank 1] rank 1"} <= set(typed.splitlines())
+    assert "/root/wheel/.venv/lib/" in typed.splitlines()[-1]
+
+
 def test_local_script_needs_neither_torch_nor_ray(laptop: Machine) -> None:
     typed = laptop.type(
         ". .venv/bin/activate",
