@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.group import GroupError, NoPlacesError, Place, WorkerRank
-from ray_on_ecs.run.ray_cluster import alive_nodes, has_nodes
+from ray_on_ecs.run.ray_cluster import alive_nodes, has_nodes, has_places
 from ray_on_ecs.run.ray_private import RAY_ERRORS
 from ray_on_ecs.run.script_actor import Location, ScriptActor
 
@@ -96,7 +96,7 @@ class Placing:
 
     def _wait_for_places(self) -> None:
         gang = self._groups[0]
-        if not _has_places(gang):
+        if not has_places(gang):
             time.sleep(PLACES_SECONDS)
             now = time.monotonic()
             if now > self._deadline:
@@ -108,7 +108,7 @@ class Placing:
             return
         if self._others:
             time.sleep(OTHERS_SECONDS)
-        ready = [group for group in self._others if _has_places(group)]
+        ready = [group for group in self._others if has_places(group)]
         self._others = [group for group in self._others if group not in ready]
         self._deadline = time.monotonic() + BEGIN_SECONDS
         for bundle in [*((gang, index) for index in range(self._allocation.fewest)), *((group, 0) for group in ready)]:
@@ -145,7 +145,7 @@ class Placing:
 
     def has_room(self) -> bool:
         """Return whether there are places for more workers of an elastic run."""
-        return any(map(_has_places, self._others))
+        return any(map(has_places, self._others))
 
     def close(self) -> None:
         """Give up the places.
@@ -184,15 +184,6 @@ def number(locations: Sequence[Location], actors: Sequence[tuple[Any, Bundle]], 
         placed.append(Placed(worker_rank, place, gpus[node], bundle, actor))
         local_ranks[node] += 1
     return placed
-
-
-def _has_places(group: PlacementGroup) -> bool:
-    """Return whether a placement group has its places.
-
-    `PlacementGroup.wait` takes whole seconds and leaves something on the head each time; `ready` starts a process.
-    """
-    table: dict[str, Any] = placement_group_table(group)  # empty if the head does not answer
-    return table.get("state") == "CREATED"
 
 
 def _natural(gpus: Sequence[str]) -> list[tuple[int, str]]:

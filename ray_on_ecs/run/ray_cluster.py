@@ -245,7 +245,7 @@ def instances_needed(workers: int, kind: str, info: ClusterInfo, *, use_gpu: boo
 def _free_slots(kind: str, info: ClusterInfo, use_gpu: bool) -> list[int]:
     """Return the number of workers for which each node of a kind has room beside other jobs."""
     resource, own = "GPU" if use_gpu else "CPU", defaultdict(float)
-    for node, bundle in _places():
+    for node, bundle in places():
         own[node] += bundle.get(resource, 0)
     free: dict[str, Resources] = available_resources_per_node()
     names = [node["NodeID"] for node in selected(selector(kind, info))]
@@ -255,7 +255,7 @@ def _free_slots(kind: str, info: ClusterInfo, use_gpu: bool) -> list[int]:
 def instances_with_workers() -> Counter[InstanceKind]:
     """Return the instances on which this driver's job has a place, counted by kind; none if Ray doesn't answer."""
     try:
-        return instances_of({node for node, _ in _places()})
+        return instances_of({node for node, _ in places()})
     except RAY_ERRORS:
         return Counter()
 
@@ -298,9 +298,9 @@ def _labels() -> dict[str, Mapping[str, str]]:
     return {node["NodeID"]: node["Labels"] for node in ray.nodes()}
 
 
-def _places() -> Iterator[tuple[str, Resources]]:
-    """Yield the nodes on which this driver's job has places, each with the resources that it holds there."""
-    for group in placement_groups().values():
+def places(jobs: Collection[str] | None = None) -> Iterator[tuple[str, Resources]]:
+    """Yield the nodes on which these jobs have places, by default this driver's, each with what it holds there."""
+    for group in placement_groups(jobs).values():
         for index, node in group["bundles_to_node_id"].items():
             if node:
                 yield node, group["bundles"][index]
@@ -366,8 +366,17 @@ def _wait_until_placed(group: PlacementGroup) -> None:
     """
     deadline = time.monotonic() + PLACED_SECONDS
     with suppress(*RAY_ERRORS):
-        while placement_group_table(group).get("state") != "CREATED" and time.monotonic() < deadline:
+        while not has_places(group) and time.monotonic() < deadline:
             time.sleep(0.05)
+
+
+def has_places(group: PlacementGroup) -> bool:
+    """Return whether a placement group has its places.
+
+    `PlacementGroup.wait` takes whole seconds and leaves something on the head each time; `ready` starts a process.
+    """
+    table: dict[str, Any] = placement_group_table(group)  # empty if the head does not answer
+    return table.get("state") == "CREATED"
 
 
 def alive_nodes() -> list[dict[str, Any]]:

@@ -18,9 +18,16 @@ from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node import resource_state
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.pools import Request, kind_of_node, kind_of_request
+from ray_on_ecs.pools import GPU_RESOURCE, Request, kind_of_node, kind_of_request
 from ray_on_ecs.run.queue import head_address
-from ray_on_ecs.run.ray_cluster import alive_nodes, describe_nodes, instances_needed, instances_of, placement_groups
+from ray_on_ecs.run.ray_cluster import (
+    alive_nodes,
+    describe_nodes,
+    instances_needed,
+    instances_of,
+    placement_groups,
+    places,
+)
 from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of
 from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -78,14 +85,14 @@ def hardware(pid: int) -> dict[str, Any] | None:
     try:
         jobs = _jobs(pid)
         resources = {node["NodeID"]: node["Resources"] for node in alive_nodes()} if jobs else {}
-        places = [place for place in _places(jobs) if place[0] in resources] if jobs else []
-        actors = [] if places else [node for node in _actors(jobs) if node in resources]
+        held = [place for place in places(jobs) if place[0] in resources] if jobs else []
+        actors = [] if held else [node for node in _actors(jobs) if node in resources]
     except RAY_ERRORS:
         return None
-    if not (places or actors):
+    if not (held or actors):
         return None
-    on_gpus = [place for place in places if place[1].get("GPU")]
-    workers = on_gpus or places
+    on_gpus = [place for place in held if place[1].get("GPU")]
+    workers = on_gpus or held
     node = resources[workers[0][0] if workers else actors[0]]
     device = _gpu_of(node) if on_gpus or (actors and node.get("GPU")) else "CPU"
     threads = {"threads_per_worker": max(int(workers[0][1].get("CPU", 1)), 1)} if workers else {}
@@ -246,14 +253,7 @@ def _jobs(pid: int) -> set[str]:
 
 
 def _nodes(jobs: set[str]) -> set[str]:
-    return {node for node, _ in _places(jobs)} | set(_actors(jobs))
-
-
-def _places(jobs: Collection[str]) -> list[tuple[str, Mapping[str, float]]]:
-    """Return the node of each place in the jobs' placement groups, with the bundle of resources there."""
-    groups = placement_groups(jobs).values()
-    of_groups = ((group["bundles"], group["bundles_to_node_id"]) for group in groups)
-    return [(node, bundles[index]) for bundles, places in of_groups for index, node in places.items() if node]
+    return {node for node, _ in places(jobs)} | set(_actors(jobs))
 
 
 def _actors(jobs: Collection[str]) -> list[str]:
@@ -264,5 +264,5 @@ def _actors(jobs: Collection[str]) -> list[str]:
 
 def _gpu_of(resources: Mapping[str, float]) -> str:
     """Return the name of a node's GPU, which Ray gives as a resource such as `accelerator_type:A10G`."""
-    kinds = (name.partition(":")[2] for name in resources if name.startswith("accelerator_type:"))
+    kinds = (name.removeprefix(GPU_RESOURCE) for name in resources if name.startswith(GPU_RESOURCE))
     return next(kinds, "GPU")

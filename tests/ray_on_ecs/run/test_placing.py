@@ -12,6 +12,7 @@ from tests.lazy import Lazy
 from tests.run_folders import Clock
 
 placing = Lazy("ray_on_ecs.run.placing")
+ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(placing, "time", clock)
     monkeypatch.setattr(placing, "placement_group", lambda *given, **more: object())
-    monkeypatch.setattr(placing, "placement_group_table", lambda group: {"state": "PENDING"})
+    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda group: {"state": "PENDING"})
     return clock
 
 

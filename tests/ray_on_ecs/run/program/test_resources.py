@@ -13,6 +13,7 @@ from tests.run_folders import Clock
 COMMAND_NAME = "ray-on-ecs"
 
 program_resources = Lazy("ray_on_ecs.run.program.resources")
+ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
 GPUS = Counter({"GPU": 2, "CPU": 4})
 
 
@@ -230,7 +231,7 @@ def test_hardware_is_that_of_places_or_actors(
     table = [{"State": "ALIVE", "Address": {"NodeID": node}} for node in actors]
     nodes = [{"NodeID": name, "Resources": each} for name, each in (("head", HEAD_NODE), ("gpu", GPU_NODE))]
     monkeypatch.setattr(program_resources, "_jobs", lambda pid: {"01"})
-    monkeypatch.setattr(program_resources, "placement_groups", lambda jobs: groups)
+    monkeypatch.setattr(ray_cluster, "placement_groups", lambda jobs: groups)
     monkeypatch.setattr(program_resources, "actors_of", lambda job: [*table, {"State": "DEAD", "Address": {}}])
     monkeypatch.setattr(program_resources, "alive_nodes", lambda: nodes)
     found = program_resources.hardware(1)
