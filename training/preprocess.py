@@ -6,7 +6,7 @@
 
 The images are those of a folder or bucket with a folder for each class, or generated. On a stack with CPU workers these
 prepare them; otherwise the CPUs that the training leaves do. Preparing an image takes longer than training on it, on
-purpose: replace slow_blur by your own work. The same command with the same name resumes from the last checkpoint.
+purpose: replace slow_blur with what your images need. The same command with the same name resumes the training.
 """
 
 from __future__ import annotations

@@ -493,7 +493,8 @@ class ScriptWorker:
         until = min(until, time.time() + REST_SECONDS)
         while script.process.wait(LOOK_SECONDS) is None and time.time() < until:
             with paused(writers_of([script.process.pid]) or []) as held:
-                if not (held and self._is_at_rest(script)):
+                # A process that began meanwhile is not held.
+                if not held or held != writers_of([script.process.pid]) or not self._run_folder.is_at_rest(held):
                     continue
                 time.sleep(LOOK_SECONDS)
                 self.exchange.report(rested_at=time.time())
