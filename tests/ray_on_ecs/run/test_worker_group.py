@@ -15,8 +15,8 @@ from ray_on_ecs.run.group import Directive, GroupError, WorkerStatus
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 
-worker_group, placing = Lazy("ray_on_ecs.run.worker_group"), Lazy("ray_on_ecs.run.placing")
-script_actor = Lazy("ray_on_ecs.run.script_actor")
+placing, ray_cluster = Lazy("ray_on_ecs.run.placing"), Lazy("ray_on_ecs.run.ray_cluster")
+script_actor, worker_group = Lazy("ray_on_ecs.run.script_actor"), Lazy("ray_on_ecs.run.worker_group")
 
 ERRORS = [
     RaySystemError("away"),
@@ -115,6 +115,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
         monkeypatch.setattr(module, "time", clock)
     for name in ("placement_group", "placement_group_table", "remove_placement_group", "alive_nodes"):
         monkeypatch.setattr(placing, name, getattr(ray, name))
+    monkeypatch.setattr(ray_cluster, "placement_group_table", ray.placement_group_table)
     monkeypatch.setattr(placing, "PlacementGroupSchedulingStrategy", lambda *bundle: None)
     return ray
 
