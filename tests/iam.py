@@ -57,7 +57,7 @@ OPERATORS: dict[str, Callable[[str, str], bool]] = {
 
 def is_allowed(statements: Iterable[Mapping[str, Any]], action: str, resource: str, context: Context) -> bool:
     """True if a statement allows the request and none denies it."""
-    effects = {each["Effect"] for each in statements if _applies(each, action, resource, context)}
+    effects = {statement["Effect"] for statement in statements if _applies(statement, action, resource, context)}
     return effects == {"Allow"}
 
 

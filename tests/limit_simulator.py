@@ -149,7 +149,7 @@ class LimitedRun:
     def _pause(self) -> float:
         """Return the time to the next poll: mostly a second, but far from the limit it may as well be minutes."""
         draw = self.random
-        near = [each.left_seconds - each.notice_seconds for each in counts(self.config, self.limit.spent())]
+        near = [count.left_seconds - count.notice_seconds for count in counts(self.config, self.limit.spent())]
         if draw.random() < 0.02:
             return draw.uniform(5.0, LONGEST_LATE)
         return max(min(*near, 600.0) * draw.uniform(0.2, 0.5), draw.uniform(0.1, 2.0))
@@ -168,7 +168,7 @@ class LimitedRun:
         return True
 
     def _note_notice(self, spent: Spent) -> None:
-        self.outcome.notice = max(each.notice_seconds for each in counts(self.config, spent))
+        self.outcome.notice = max(count.notice_seconds for count in counts(self.config, spent))
         self.outcome.hourly_usd = spent["hourly_usd"]
 
     def _wait(self, seconds: float) -> None:

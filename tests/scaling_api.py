@@ -40,7 +40,7 @@ class Api:
         [part] = [
             part
             for part in self._parts
-            if name in (part.kind, f"{part.kind}-group", *(each.instance_id for each in part.instances))
+            if name in (part.kind, f"{part.kind}-group", *(instance.instance_id for instance in part.instances))
         ]
         return part
 
@@ -72,15 +72,15 @@ class Api:
 
     def _instances(self) -> list[dict[str, Any]]:
         known = [
-            each.instance_id
+            instance.instance_id
             for part in self._parts
-            for each in part.instances
-            if each.has_registered(part.now) and part.now < each.ending_at
+            for instance in part.instances
+            if instance.has_registered(part.now) and part.now < instance.ending_at
         ]
         return [{"containerInstanceArns": known}]
 
     def describe_container_instances(self, cluster: str, containerInstances: list[str]) -> dict[str, Any]:
-        found = [(part, each) for part in self._parts for each in part.instances]
+        found = [(part, instance) for part in self._parts for instance in part.instances]
         return {
             "containerInstances": [
                 {

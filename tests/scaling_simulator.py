@@ -134,9 +134,9 @@ class Simulator:
         )
 
     def _release(self) -> None:
-        for each in self.instances:
-            if not each.is_used:
-                each.used_at = -math.inf
+        for instance in self.instances:
+            if not instance.is_used:
+                instance.used_at = -math.inf
 
     @property
     def has_head(self) -> bool:
@@ -175,7 +175,7 @@ class Simulator:
 
     def nodes(self) -> list[Instance]:
         """Return the instances whose nodes have joined Ray."""
-        return [each for each in self.instances if each.joined_at() <= self.now < each.ending_at]
+        return [instance for instance in self.instances if instance.joined_at() <= self.now < instance.ending_at]
 
     def waiting(self) -> list[Run]:
         return [
@@ -184,8 +184,8 @@ class Simulator:
 
     def need(self) -> Need:
         nodes = self.nodes()
-        used = [each for each in nodes if each.is_used]
-        idle = [each for each in nodes if not each.is_used]
+        used = [node for node in nodes if node.is_used]
+        idle = [node for node in nodes if not node.is_used]
         return Need(
             requested=len(used) + sum(run.nodes for run in self.waiting()),
             available=len(nodes),
@@ -198,16 +198,16 @@ class Simulator:
             if run.began_at is not None and run.ended_at is None and self.now >= run.began_at + run.seconds:
                 self.end(run)
         for run in self.waiting():
-            free = [each for each in self.nodes() if not each.is_used]
+            free = [node for node in self.nodes() if not node.is_used]
             if len(free) >= run.nodes:
                 run.began_at, run.on = self.now, free[: run.nodes]
                 for each in run.on:
                     each.is_used = True
             elif self.now >= run.requested_at + run.gives_up_after:
                 run.ended_at = self.now
-        for each in self.instances:
-            if each.is_used:
-                each.used_at = each.idle_since = self.now
+        for instance in self.instances:
+            if instance.is_used:
+                instance.used_at = instance.idle_since = self.now
 
     def end(self, run: Run) -> None:
         """End a run, and free its nodes."""
@@ -241,8 +241,8 @@ class Simulator:
         need = self.need() if self.has_head else Need(requested=0, available=0, in_use=0)
         if self.has_head and self.requested is not None:
             need = replace(need, requested=self.requested)
-        billed = max(sum(each.lifecycle(self.now) == "InService" for each in self.instances), self.capacity)
-        tasks = sum(each.task_at <= self.now < each.ending_at for each in self.instances)
+        billed = max(sum(instance.lifecycle(self.now) == "InService" for instance in self.instances), self.capacity)
+        tasks = sum(instance.task_at <= self.now < instance.ending_at for instance in self.instances)
         if need.requested > need.available < self.most:
             stride = scale_out_stride(self.most)
             number = min(max(-(-max(need.requested, tasks) // stride) * stride, self.least), self.most)
@@ -263,10 +263,10 @@ class Simulator:
 
     def _manage(self) -> None:
         """Managed scaling of the capacity provider, by CapacityProviderReservation."""
-        counted = [each for each in self.instances if each.lifecycle(self.now) in ("Pending", "InService")]
+        counted = [instance for instance in self.instances if instance.lifecycle(self.now) in ("Pending", "InService")]
         if not self.counts_pending:
             counted = [each for each in counted if each.lifecycle(self.now) == "InService"]
-        tasks = sum(each.task_at <= self.now < each.ending_at for each in self.instances)
+        tasks = sum(instance.task_at <= self.now < instance.ending_at for instance in self.instances)
         wanted, there = max(self.count, tasks), len(counted)
         if wanted > there and self.now >= self._warm_until:
             number = wanted if there else min(2, self.most)  # from zero ECS starts two instances
@@ -285,11 +285,15 @@ class Simulator:
 
     def _follow_count(self) -> None:
         """Place and stop tasks."""
-        with_task = [each for each in self.instances if each.task_at < math.inf and self.now < each.ending_at]
+        with_task = [
+            instance for instance in self.instances if instance.task_at < math.inf and self.now < instance.ending_at
+        ]
         free = [
-            each
-            for each in self.instances
-            if each.has_registered(self.now) and each.task_at == math.inf and each.lifecycle(self.now) == "InService"
+            instance
+            for instance in self.instances
+            if instance.has_registered(self.now)
+            and instance.task_at == math.inf
+            and instance.lifecycle(self.now) == "InService"
         ]
         for each in free[: max(0, self.count - len(with_task))]:
             if self.rollout != "FAILED":
@@ -305,7 +309,7 @@ class Simulator:
     # EC2 Auto Scaling
 
     def counted(self) -> list[Instance]:
-        return [each for each in self.instances if not each.lifecycle(self.now).startswith("Terminat")]
+        return [instance for instance in self.instances if not instance.lifecycle(self.now).startswith("Terminat")]
 
     def _follow_capacity(self) -> None:
         while len(self.counted()) < min(self.capacity, self.shortage) and "Launch" not in self.suspended:
@@ -313,7 +317,7 @@ class Simulator:
 
     def end_instance(self, instance_id: str, *, decrement: bool = True) -> None:
         """Terminate an instance of the group."""
-        [instance] = [each for each in self.instances if each.instance_id == instance_id]
+        [instance] = [instance for instance in self.instances if instance.instance_id == instance_id]
         assert not instance.is_used, f"{instance_id} ends while it is in use"
         assert instance.task_at > self.now, f"{instance_id} ends while it has a task"
         if self.now < instance.ending_at:
@@ -348,13 +352,13 @@ class Simulator:
             "SuspendedProcesses": [{"ProcessName": name, "SuspensionReason": "test"} for name in self.suspended],
             "Instances": [
                 {
-                    "InstanceId": each.instance_id,
-                    "LifecycleState": each.lifecycle(self.now),
+                    "InstanceId": instance.instance_id,
+                    "LifecycleState": instance.lifecycle(self.now),
                     "ProtectedFromScaleIn": True,
                     "HealthStatus": "Healthy",
                 }
-                for each in self.instances
-                if each.lifecycle(self.now) != "Terminated"
+                for instance in self.instances
+                if instance.lifecycle(self.now) != "Terminated"
             ],
         }
 
@@ -370,7 +374,7 @@ class Simulator:
 
     def billed_minutes(self, since: float) -> float:
         """Return the instance minutes since a time."""
-        ends = [min(self.now, each.ending_at + DRAINING) for each in self.instances]
+        ends = [min(self.now, instance.ending_at + DRAINING) for instance in self.instances]
         pairs = zip(self.instances, ends, strict=True)
         return sum(max(0.0, end - max(since, each.launched_at)) for each, end in pairs) / 60
 

@@ -58,7 +58,7 @@ def run(
     slow_ranks = SlowRanks(times)
 
     def take() -> None:
-        for reading in (reading for each in folders for reading in collectives.readings(each)):
+        for reading in (reading for folder in folders for reading in collectives.readings(folder)):
             slow_ranks.take(reading, Place(), 0.0)
 
     try:
@@ -74,7 +74,7 @@ def run(
         for process in processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
-    last = [collectives.last(each) for each in folders]
+    last = [collectives.last(folder) for folder in folders]
     return Outcome([process.wait() for process in processes], times, slow_ranks.waits, last)
 
 

@@ -17,7 +17,7 @@ def write_small_images(folder: Path, train: int = 128, test: int = 32) -> Path:
             content = struct.pack(">BBBBI", 0, 0, 8, 1, count) + labels
         else:
             content = struct.pack(">BBBBIII", 0, 0, 8, 3, count, 28, 28) + b"".join(
-                bytes([25 * each]) * 784 for each in labels
+                bytes([25 * label]) * 784 for label in labels
             )
         (raw / name).write_bytes(content)
     return folder

@@ -332,8 +332,8 @@ def decide(who: str, action: str, resource: str, account: Cloud) -> tuple[bool, 
     # In the other cluster nothing has this stack's names, tags, key or namespace.
     other = re.sub(rf"{BUCKET}|my-data|{CLUSTER}|ray-on-ecs-\w[\w-]*|/1a2b$|hf-a1b2c3|i-0abc|AROA:me", "other", arn)
     others = {key: value for key, value in context.items() if key in ("aws:userid", "ssm:SessionDocumentAccessCheck")}
-    found = statements(who, account)
-    return is_allowed(found, action, arn, context), is_allowed(found, action, other, others)
+    allowed = statements(who, account)
+    return is_allowed(allowed, action, arn, context), is_allowed(allowed, action, other, others)
 
 
 # Actions without resources, with which nothing can be changed.

@@ -129,9 +129,9 @@ def test_every_port_is_documented() -> None:
 
 
 def test_train_command_requests_one_worker_per_gpu() -> None:
-    found = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
-    assert found is not None
-    assert found[1] == "ray_train_ddp.py --num-workers 8 --use-gpu"
+    match = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
+    assert match is not None
+    assert match[1] == "ray_train_ddp.py --num-workers 8 --use-gpu"
 
 
 def test_packaged_jobs_are_in_the_working_directory() -> None:
@@ -173,7 +173,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         "mem_limit": f"{container['memory']}m",
         "shm_size": f"{linux['sharedMemorySize']}m",
         "ulimits": {
-            each["name"]: {"soft": each["softLimit"], "hard": each["hardLimit"]} for each in container["ulimits"]
+            limit["name"]: {"soft": limit["softLimit"], "hard": limit["hardLimit"]} for limit in container["ulimits"]
         },
         "stop_grace_period": f"{container['stopTimeout']}s",
         "healthcheck": {
@@ -204,7 +204,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
 )
 def test_compose_containers_match_the_stack(service: str, container: containers.Container) -> None:
     local = copy.deepcopy(COMPOSE[service])
-    secret = {each["name"] for each in container["secrets"]}
+    secret = {secret["name"] for secret in container["secrets"]}
     for name in {*ONLY_LOCAL, *secret}:
         del local["environment"][name]
     del local["healthcheck"]["start_interval"]  # ECS has none; it shortens the wait on a laptop
@@ -254,8 +254,8 @@ def test_image_lock_has_the_versions_of_the_project() -> None:
 def locked(file: Path) -> dict[str, str]:
     """The version of each package in a lock file, all of which have hashes."""
     requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", file.read_text(), re.MULTILINE | re.DOTALL)
-    assert all("--hash=sha256:" in each for each in requirements), "a package could be exchanged"
-    return dict(each.split()[0].split("==") for each in requirements)
+    assert all("--hash=sha256:" in requirement for requirement in requirements), "a package could be exchanged"
+    return dict(requirement.split()[0].split("==") for requirement in requirements)
 
 
 def test_program_lock_satisfies_its_requirements() -> None:
@@ -284,7 +284,10 @@ FREE = {"sts:GetCallerIdentity"}
 def allowed_by(policy: str) -> tuple[list[dict[str, Any]], set[str]]:
     """The statements of a policy for people, and all of its actions."""
     statements = json.loads((ROOT / "docs" / "policies" / f"{policy}.json").read_text())["Statement"]
-    actions = [[each["Action"]] if isinstance(each["Action"], str) else each["Action"] for each in statements]
+    actions = [
+        [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+        for statement in statements
+    ]
     return statements, {action for each in actions for action in each}
 
 
@@ -306,7 +309,7 @@ def test_policy_of_the_head_allows_its_looks_at_nodes() -> None:
     statements = policies.training(
         partition="aws", bucket_arn="arn:aws:s3:::b", parameter_arn="arn:p", cluster_arn=cluster
     )["Statement"]
-    allowed = {action for each in statements for action in each["Action"]}
+    allowed = {action for statement in statements for action in statement["Action"]}
     looks = looks_at_nodes() - OF_COMMANDS
     assert looks <= allowed
     assert {action for action in allowed if action.startswith("ecs:")} <= looks
@@ -325,12 +328,14 @@ def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
     called |= looks_at_nodes() - OF_DRIVERS
     assert called - FREE <= allowed | of_sessions
     assert (called - FREE) & of_sessions - allowed == {"ssm:StartSession", "ssm:TerminateSession"}
-    [of_status] = [set(each["Action"]) for each in statements if each["Sid"] == "StatusAndDoctor"]
+    [of_status] = [set(statement["Action"]) for statement in statements if statement["Sid"] == "StatusAndDoctor"]
     assert of_status <= called
-    stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
+    stored = [statement for statement in statements if secrets_prefix("CLUSTER") in str(statement["Resource"])]
     assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]]
     assert not any("StartSession" in action for action in allowed), "that is a shell on the head"
-    [own] = [each["Resource"] for each in statements if each["Sid"] == "OwnRequests"]
+    [own] = [statement["Resource"] for statement in statements if statement["Sid"] == "OwnRequests"]
     assert own == "arn:aws:s3:::BUCKET/" + "/".join([CLUSTERS_PREFIX, "CLUSTER", REQUESTS, "${aws:userid}", "*"])
-    documents = [each for each in sessions if ":document/" in str(each["Resource"])]
-    assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]
+    documents = [session for session in sessions if ":document/" in str(session["Resource"])]
+    assert [document["Resource"] for document in documents] == [
+        "arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"
+    ]

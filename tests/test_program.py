@@ -166,12 +166,12 @@ def test_exported_commands_target_this_stack(stack: Cloud) -> None:
     ("name", "published"), [("default", 37), ("everything", 47), ("pools", 88), ("sleeping", 38), ("NAT instance", 38)]
 )
 def test_idle_cost_has_the_alarms_of_the_program(name: str, published: int) -> None:
-    made = deployed(name)
-    alarms = [alarm.inputs for alarm in made.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+    resources = deployed(name)
+    alarms = [alarm.inputs for alarm in resources.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
     watched = [sum("metric" in query for query in alarm.get("metricQueries", ())) or 1 for alarm in alarms]
     fast = sum(alarm.get("period") == 10 for alarm in alarms)
-    usd = 0.1 * sum(watched) + 0.2 * fast + 3 * len(made.of_type("aws:cloudwatch/dashboard:Dashboard"))
-    hourly = made.exports["connection"]["idle_hourly_usd"]["CloudWatch"]
+    usd = 0.1 * sum(watched) + 0.2 * fast + 3 * len(resources.of_type("aws:cloudwatch/dashboard:Dashboard"))
+    hourly = resources.exports["connection"]["idle_hourly_usd"]["CloudWatch"]
     assert hourly * HOURS_OF_MONTH == pytest.approx(usd + 0.3 * published, abs=0.001)
 
 
@@ -987,8 +987,8 @@ def test_head_sets_the_numbers_of_every_kind_and_moves_none(pools: Cloud) -> Non
 
 def test_gpu_workers_replace_instances_of_their_own_group(pools: Cloud) -> None:
     for kind, (task, _) in POOLS.items():
-        found = statements(pools.resources[f"{task}-task-role-policy"].inputs["policy"])
-        marked = [each["Resource"] for each in found if each["Action"] == ["autoscaling:SetInstanceHealth"]]
+        allowed = statements(pools.resources[f"{task}-task-role-policy"].inputs["policy"])
+        marked = [each["Resource"] for each in allowed if each["Action"] == ["autoscaling:SetInstanceHealth"]]
         has_gpus = "resourceRequirements" in container(pools, f"{task}-task-definition")
         assert has_gpus == (kind not in ("head", "cpu-workers", "prep-workers"))
         assert [arn.rpartition(":")[2] for arn in marked] == [f"ray-on-ecs-{kind}-group"] * has_gpus

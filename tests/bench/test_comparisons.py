@@ -18,11 +18,11 @@ recipe_images = Lazy("ray_on_ecs.recipes.images")
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:
-    return [{"seconds": 10.0, "test_accuracy": each} for each in accuracies]
+    return [{"seconds": 10.0, "test_accuracy": accuracy} for accuracy in accuracies]
 
 
 def ours(*accuracies: float) -> list[dict[str, Any]]:
-    return [{"seconds": 5.0, "test_accuracy": each} for each in accuracies]
+    return [{"seconds": 5.0, "test_accuracy": accuracy} for accuracy in accuracies]
 
 
 def test_epochs_of_the_references_log() -> None:
@@ -43,10 +43,10 @@ def test_epochs_of_the_references_log() -> None:
 
 
 def test_throughput_skips_the_first_epoch() -> None:
-    runs = [[{"samples_per_second": each} for each in speeds] for speeds in ((1, 100, 300), (1000, 200, 200))]
-    faster = [[{"samples_per_second": each} for each in speeds] for speeds in ((1, 300), (1, 500))]
-    found = time_to_accuracy.compare_speed(runs, faster)
-    assert (found.ratio, found.reached) == (2.0, True)
+    runs = [[{"samples_per_second": speed} for speed in speeds] for speeds in ((1, 100, 300), (1000, 200, 200))]
+    faster = [[{"samples_per_second": speed} for speed in speeds] for speeds in ((1, 300), (1, 500))]
+    comparison = time_to_accuracy.compare_speed(runs, faster)
+    assert (comparison.ratio, comparison.reached) == (2.0, True)
     assert time_to_accuracy.compare_speed(faster, runs).reached is False
 
 
@@ -69,20 +69,20 @@ def test_the_images_are_made_of_a_few(tmp_path: Path) -> None:
 
 
 def test_goal_is_the_references_mean_accuracy() -> None:
-    found = time_to_accuracy.compare(
+    comparison = time_to_accuracy.compare(
         [reference(0.5, 0.9, 0.8), reference(0.5, 0.6, 0.7)], [ours(0.74, 0.76), ours(0.8, 0.9)]
     )
-    assert found.data["goal"] == pytest.approx(0.75)
-    assert found.ratio == pytest.approx(30 / 7.5)
-    assert found.reached, "at least 3 times"
-    assert "first reaches it in epoch 2, none" in found.note
-    assert "would make the ratio 3.3" in found.note
+    assert comparison.data["goal"] == pytest.approx(0.75)
+    assert comparison.ratio == pytest.approx(30 / 7.5)
+    assert comparison.reached, "at least 3 times"
+    assert "first reaches it in epoch 2, none" in comparison.note
+    assert "would make the ratio 3.3" in comparison.note
 
 
 def test_one_missed_seed_misses_the_target() -> None:
-    found = time_to_accuracy.compare([reference(0.8)] * 2, [ours(0.9), ours(0.7)])
-    assert found.reached is False
-    assert "1 of 2" in found.note
+    comparison = time_to_accuracy.compare([reference(0.8)] * 2, [ours(0.9), ours(0.7)])
+    assert comparison.reached is False
+    assert "1 of 2" in comparison.note
 
 
 def test_unreached_goal_misses_the_target() -> None:
@@ -91,8 +91,8 @@ def test_unreached_goal_misses_the_target() -> None:
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = gpu.measure(None)
-    assert [(each.ratio, each.reached) for each in found] == [(None, None)] * 2
+    comparison = gpu.measure(None)
+    assert [(each.ratio, each.reached) for each in comparison] == [(None, None)] * 2
 
 
 @pytest.mark.fault  # takes two minutes
@@ -100,9 +100,9 @@ def test_language_model_prints_its_speed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(gpu, "CONTEXT", 32)
     monkeypatch.setattr(gpu, "SIDE", 256)
     small = {**gpu.MODEL, "vocab_size": 4000, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
-    found = gpu.language(gpu.torch.device("cpu"), small, ("--global-batch-size=2", "--max-steps=20"))
-    assert found.ratio is not None, found.note
-    assert found.n == 1
+    comparison = gpu.language(gpu.torch.device("cpu"), small, ("--global-batch-size=2", "--max-steps=20"))
+    assert comparison.ratio is not None, comparison.note
+    assert comparison.n == 1
 
 
 def test_table_shows_reached_and_missed_targets() -> None:
@@ -124,8 +124,10 @@ def test_table_shows_reached_and_missed_targets() -> None:
 def test_one_new_benchmark_keeps_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     for name in ("second", "first", "second"):
-        found = report.Comparison(name=f"{name} thing", reference="1", ours="2", ratio=2, target=report.at_least(2, 1))
-        report.write(report.document(name, [found], (0,)), ["first", "second"])
+        comparison = report.Comparison(
+            name=f"{name} thing", reference="1", ours="2", ratio=2, target=report.at_least(2, 1)
+        )
+        report.write(report.document(name, [comparison], (0,)), ["first", "second"])
     text = (tmp_path / "table.txt").read_text()
     assert 0 < text.index("first thing") < text.index("second thing")
     assert text.count("second thing") == 1
@@ -146,6 +148,6 @@ def test_speeds_of_the_preprocess_log() -> None:
 
 def test_a_checkpoint_is_compared_round_by_round() -> None:
     seconds = {checkpointer.OURS: [1.0, 1.0, 9.0], checkpointer.TO_DISK: [2.0, 4.0, 3.0]}
-    found = checkpointer.compare(checkpointer.TO_DISK, seconds)
-    assert found.ratio == 0.5
-    assert found.reached
+    comparison = checkpointer.compare(checkpointer.TO_DISK, seconds)
+    assert comparison.ratio == 0.5
+    assert comparison.reached

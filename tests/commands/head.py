@@ -142,8 +142,8 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
     while wanted not in seen:
         line = _read_line(process.stdout.fileno())
         if not line and process.poll() is not None:
-            said = process.stderr.read() if process.stderr else ""
-            raise AssertionError(f"it ended with {process.returncode} before {wanted!r}: {seen}{said}")
+            output = process.stderr.read() if process.stderr else ""
+            raise AssertionError(f"it ended with {process.returncode} before {wanted!r}: {seen}{output}")
         seen += line
     return seen
 

@@ -102,9 +102,9 @@ class RayHead:
 
     def kill(self) -> None:
         """Kill all processes, as the loss of the container does."""
-        for each in self.processes:
+        for process in self.processes:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         self.process.wait(SECONDS)
 
     @property

@@ -55,14 +55,14 @@ def test_two_workers_learn_the_digits(run_folder: Path) -> None:
     assert result["metrics"]["test_accuracy"] > 0.9, "resnet18 passes 0.9 on the digits in three epochs"
     assert result["hardware"]["workers"] == 2
     records = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert [each["step"] for each in records if "test_accuracy" in each] == [STEPS, 2 * STEPS, 3 * STEPS]
+    assert [record["step"] for record in records if "test_accuracy" in record] == [STEPS, 2 * STEPS, 3 * STEPS]
 
 
 def test_cloudwatch_has_every_step_and_the_metrics(run_folder: Path, cloudwatch_client: Any) -> None:
-    found = metric_totals(cloudwatch_client, "runs/of the tests")
-    progress = found["RunProgress"]
+    totals = metric_totals(cloudwatch_client, "runs/of the tests")
+    progress = totals["RunProgress"]
     assert 3 * STEPS <= progress.sum <= 3 * STEPS + progress.count, "every step, and 1 for a minute without a step"
-    assert {"TrainLoss", "TestLoss", "TestAccuracy"} <= set(found)
+    assert {"TrainLoss", "TestLoss", "TestAccuracy"} <= set(totals)
 
 
 def test_weights_load_into_the_plain_model(run_folder: Path) -> None:

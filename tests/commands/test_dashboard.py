@@ -31,7 +31,7 @@ def dashboard(head: RayHead) -> psutil.Process:
     """The main process of the head's dashboard, once it exists."""
 
     def find() -> list[psutil.Process]:
-        return [each for each in head.processes if "dashboard/dashboard.py" in command_line(each)]
+        return [process for process in head.processes if "dashboard/dashboard.py" in command_line(process)]
 
     [process] = until(find, SECONDS, head.log.read_text)
     return process

@@ -73,7 +73,7 @@ class Run:
     @property
     def marks(self) -> set[str]:
         """The marks that the script has set outside its working directory."""
-        return {each.name for each in self.marks_folder.iterdir()}
+        return {path.name for path in self.marks_folder.iterdir()}
 
     @property
     def kept(self) -> set[str]:

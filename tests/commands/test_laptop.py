@@ -178,7 +178,7 @@ def test_detached_run_is_followed_over_an_outage_and_stopped(
     until(lambda: state(aws_server, "left") == "training")
     shown = json.loads(end(laptop("status", "--json"))[1])
     assert (shown["jobs"]["running"], shown["ray_version"]) == (1, version("ray"))
-    [listed] = [each for each in json.loads(end(laptop("runs", "--json"))[1]) if each["name"] == "left"]
+    [listed] = [run for run in json.loads(end(laptop("runs", "--json"))[1]) if run["name"] == "left"]
     assert listed["state"] == "training"
 
     status, _, err = end(laptop("stop", "left"))
@@ -211,7 +211,7 @@ def test_one_command_trains_and_fetches_results(laptop: Start, tmp_path: Path) -
     assert typed("logs", "whole").splitlines() == out.splitlines()[1:]
     assert "report.html" in typed("open", "--no-browser", "whole")
     typed("fetch", "whole", "other")
-    [listed] = [each for each in json.loads(typed("runs", "--json")) if each["name"] == "whole"]
+    [listed] = [run for run in json.loads(typed("runs", "--json")) if run["name"] == "whole"]
     assert (listed["state"], listed["step"], listed["loss"]) == ("finished", 4, 0.25)
 
 

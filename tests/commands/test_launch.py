@@ -227,7 +227,7 @@ def test_job_runs_the_code_of_its_submission(submit: Start, head: Head, code: Pa
     assert len({each["port"] for each in shown}) == 1
     assert {each["folder"] for each in shown} == {str(folder)}
     metrics = read_metrics(head.storage / "job")
-    assert [(each["step"], each["loss"]) for each in metrics] == [(1, 1.0), (2, 0.5)]
+    assert [(metric["step"], metric["loss"]) for metric in metrics] == [(1, 1.0), (2, 0.5)]
     last = json.loads((head.storage / "job" / "status.json").read_text())
     known = {"state": "finished", "step": 2, "loss": 0.5, "job": "job", "workers": 2}
     assert known.items() <= last.items()

@@ -66,9 +66,9 @@ def test_run_that_continues_after_its_limit_ends_alike(typed: Start, tmp_path: P
     line = out.splitlines()[-1]
     assert line.startswith(f"ray-on-ecs: --max-hours {HOURS} is reached: the run has spent 0.01 hours"), out
     assert re.search(r"--run-name mine and a higher limit, as --max-hours [0-9.]+, resumes it$", line), out
-    found = json.loads((runs / "mine" / "status.json").read_text())
-    assert found["state"] == "limit"
-    assert 27.0 - 1.0 <= found["spent"]["seconds"] <= 36.0 + 5.0
+    document = json.loads((runs / "mine" / "status.json").read_text())
+    assert document["state"] == "limit"
+    assert 27.0 - 1.0 <= document["spent"]["seconds"] <= 36.0 + 5.0
     status, out, err = end(typed(*FLAGS, "mine", "--max-hours", HOURS, *command))
     assert status == 4, "the same limit is refused at once"
     assert "is reached: " in out

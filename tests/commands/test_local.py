@@ -195,7 +195,7 @@ def test_runs_wait_for_earlier_runs(laptop: Start, tmp_path: Path) -> None:
     until(lambda: status("third") == ("queued", "second"))
 
     listed = laptop("runs", "--local", "--json")
-    runs = {each["name"]: each for each in json.loads(listed.communicate(timeout=SECONDS)[0])}
+    runs = {run["name"]: run for run in json.loads(listed.communicate(timeout=SECONDS)[0])}
     assert (runs["second"]["state"], runs["second"]["behind"]) == ("queued", "first")
     shown = laptop("status", "--local").communicate(timeout=SECONDS)[0]
     assert "1 running, 2 queued" in shown

@@ -76,22 +76,22 @@ def train(cluster: LocalCluster, folder: Path, *words: str) -> str:
 
 
 def test_store_is_served_until_all_nodes_have_ended(cluster: LocalCluster, tmp_path: Path) -> None:
-    said = train(cluster, tmp_path, "groups.py")
+    output = train(cluster, tmp_path, "groups.py")
     for number in range(3):  # each node's Ray forwards the lines of all nodes of the machine
-        assert set(re.findall(rf"\[rank (\d)\] group {number} sum 4.0", said)) == set("0123")
-    assert set(re.findall("the store has (.)", said)) == {"1", "2"}
+        assert set(re.findall(rf"\[rank (\d)\] group {number} sum 4.0", output)) == set("0123")
+    assert set(re.findall("the store has (.)", output)) == {"1", "2"}
 
 
 def test_network_between_nodes_is_measured(cluster: LocalCluster, tmp_path: Path) -> None:
-    said = train(cluster, tmp_path, "--network-check", "on", "groups.py")
-    assert re.search(r"network: Gloo uses sockets \(\S+\); all-reduce of 256 MiB on 2 nodes: [\d.]+ Gbit/s", said)
+    output = train(cluster, tmp_path, "--network-check", "on", "groups.py")
+    assert re.search(r"network: Gloo uses sockets \(\S+\); all-reduce of 256 MiB on 2 nodes: [\d.]+ Gbit/s", output)
     receipt = json.loads((tmp_path / "mine" / "run.json").read_text())["network"]
     assert (receipt["nodes"], receipt["ranks"], receipt["failure"]) == (2, 2, None)
 
 
 def test_torchrun_starts_the_processes_of_its_node(cluster: LocalCluster, tmp_path: Path) -> None:
-    said = train(cluster, tmp_path, "--per-node", "--no-python", "bash", "-c", TORCHRUN)
-    of_node = {int(rank): int(node) for node, rank in re.findall(r"\[node (\d)\] rank (\d) of 4 sum 4.0", said)}
+    output = train(cluster, tmp_path, "--per-node", "--no-python", "bash", "-c", TORCHRUN)
+    of_node = {int(rank): int(node) for node, rank in re.findall(r"\[node (\d)\] rank (\d) of 4 sum 4.0", output)}
     assert of_node == {0: 0, 1: 0, 2: 1, 3: 1}
     files = {file.name for file in (tmp_path / "mine" / "files").rglob("rank?")}
     assert files == {"rank0", "rank1", "rank2", "rank3"}

@@ -64,7 +64,7 @@ def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client
         until(results, SECONDS)
         process.kill()
         before, _ = process.communicate()
-    last = max(each["metrics"]["epoch"] for each in results())
+    last = max(result["metrics"]["epoch"] for result in results())
     epochs = last + 2
     after = run("training.ray_train_ddp", BUCKET, *flags, f"--epochs={epochs}", "--lr=5e-4", variables=variables)
 
@@ -88,7 +88,7 @@ def test_killed_ddp_resumes_from_the_bucket(variables: dict[str, str], s3_client
     assert read("model.safetensors") == read(f"{folder}/model.safetensors")
     best = max(kept, key=lambda each: (each["metrics"]["test_accuracy"], newest(each)))
     assert read("best.safetensors") == read(f"{best['checkpoint_dir_name']}/model.safetensors")
-    keys = [each["Key"] for each in s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/")["Contents"]]
+    keys = [stored["Key"] for stored in s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/")["Contents"]]
     assert len(kept) == len([key for key in keys if key.endswith("optimizer.pt")]) <= 2, "the best one and the last one"
 
 
@@ -99,9 +99,9 @@ def test_preprocessing_feeds_the_training(variables: dict[str, str], tmp_path: P
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 30), (200 * (number % 2),) * 3).save(file)
     flags = (str(tmp_path), "--name=fed", f"--images={tmp_path}/photos", "--batch-size=8", "--size=32", "--blurs=1")
-    said = run(PREPROCESS, *flags, "--epochs=2", variables=variables)
+    output = run(PREPROCESS, *flags, "--epochs=2", variables=variables)
     line = r"epoch (\d+): loss [\d.]+, (\d+) images, [\d.]+ a second, prepared on \{'[\d.]+': 24\}"
-    assert re.findall(line, said) == [("0", "24"), ("1", "24")], said
+    assert re.findall(line, output) == [("0", "24"), ("1", "24")], output
 
 
 @pytest.mark.fault
@@ -112,8 +112,8 @@ def test_killed_sweep_resumes(variables: dict[str, str], tmp_path: Path) -> None
         process.kill()
         process.communicate()
     trials = {path.name for path in tmp_path.glob("sweep/train_*")}
-    said = run(TUNE, *flags, variables=variables)
+    output = run(TUNE, *flags, variables=variables)
     assert trials <= {path.name for path in tmp_path.glob("sweep/train_*")}
-    rows = re.findall(r"^ *(0\.\d+) +[\d.e-]+ +(?:16|64|256) +\d+$", said, flags=re.MULTILINE)
-    assert len(rows) == 3, said
+    rows = re.findall(r"^ *(0\.\d+) +[\d.e-]+ +(?:16|64|256) +\d+$", output, flags=re.MULTILINE)
+    assert len(rows) == 3, output
     assert rows == sorted(rows, reverse=True)

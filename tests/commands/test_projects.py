@@ -55,8 +55,8 @@ def greetings(process: subprocess.Popen[str]) -> list[str]:
 def test_project_with_colliding_names_runs_as_a_job(head: Head, project: Path, installed: Path) -> None:
     """With a regular installation for the command and its driver; the head uses the tests' installation."""
     with commands("ray_on_ecs", {**head.shell, "PYTHONPATH": str(installed)}, project) as start:
-        found = greetings(start("run", "--num-workers", "2", "--run-name", "names", "train.py", "x"))
-    assert found == ["rank 0 greets ['x']", "rank 1 greets ['x']"]
+        lines = greetings(start("run", "--num-workers", "2", "--run-name", "names", "train.py", "x"))
+    assert lines == ["rank 0 greets ['x']", "rank 1 greets ['x']"]
 
 
 def test_module_with_colliding_names_runs(head: Head, project: Path, installed: Path) -> None:

@@ -79,7 +79,9 @@ def test_killed_program_resumes_without_duplicate_reports(typed: Start, head: He
     assert "train.py:22 calls DataParallelTrainer: a Ray program" in err
     assert "begins from 0" in out
     assert "begins from 3" in out
-    assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
+    assert [(metric["step"], metric["epoch"]) for metric in _metrics(run)] == [
+        (number + 1, number) for number in range(6)
+    ]
     assert (run / "files" / "code" / "done.txt").read_text() == "program"
     assert list(run.glob("ray/ray_train_run-program/checkpoint_*/epoch.json"))
     assert json.loads((run / "status.json").read_text())["state"] == "finished"

@@ -220,12 +220,12 @@ def test_resubmitted_run_has_the_secret(head: RayHead, typed: Start, aws_server:
     process = typed("run", *flags, "show.py", str(hold))
     read_until(process, "token ***")
     head.kill_driver()
-    said = read_until(process, "token ***")
-    assert "submitted run again again as job again.2" in said
+    output = read_until(process, "token ***")
+    assert "submitted run again again as job again.2" in output
     hold.unlink()
     status, out, err = end(process)
     assert status == 0, out + err
-    assert VALUE not in said + out + err
+    assert VALUE not in output + out + err
     until(lambda: head.jobs["again.2"] == "SUCCEEDED", SECONDS, head.log.read_text)
     assert head.jobs["again"] == "FAILED"
     until(lambda: not stored(aws_server), SECONDS, head.log.read_text)

@@ -75,7 +75,7 @@ def test_run_from_zero_shows_where_its_time_went(tmp_path: Path, monkeypatch: py
     assert list(parts) == ["alarm", "instance", "boot", "image", "Ray", "environment", "first step"]
     assert list(parts.values())[:4] == pytest.approx([0.1, 0.1, 0.1, 0.2], abs=0.02)
     assert start["is_over"]
-    said = (tmp_path / "log").read_text()
-    [line] = re.findall(r"ray-on-ecs: start (\d+) min (\d+) s = .*Ray \d+:\d\d", said)
+    output = (tmp_path / "log").read_text()
+    [line] = re.findall(r"ray-on-ecs: start (\d+) min (\d+) s = .*Ray \d+:\d\d", output)
     assert 60 * int(line[0]) + int(line[1]) == round(sum(parts.values()))
     assert f"{line[0]} min {line[1]} s = " in (tmp_path / "mine" / "report.html").read_text()

@@ -228,7 +228,7 @@ class Cluster:
         if command:
             definition["command"] = list(command)
         self.engine.remove(name)
-        networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
+        networks = () if any(option.startswith("--network=") for option in options) else (f"--network={self.network}",)
         here = Path(__file__).parent
         modules = {"tiny.py": "tiny.py", "fake_cuda.py": "sitecustomize.py"}
         folders = {self.code: CODE, **{here / file: f"{MODELS}/{module}" for file, module in modules.items()}}
@@ -281,7 +281,7 @@ class Cluster:
         running = self.engine.running()
         if self.head not in running:
             self.start_head()
-        for name in [each for each in self.workers if each not in running]:
+        for name in [worker for worker in self.workers if worker not in running]:
             self.workers.remove(name)
             self.engine.remove(name)
         while len(self.workers) < 2:

@@ -122,7 +122,7 @@ def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str,
     assert set(linux["capabilities"]) == {"drop"}
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't raise its limit
     limits = {
-        each["name"]: (min(each["softLimit"], most), min(each["hardLimit"], most)) for each in container["ulimits"]
+        limit["name"]: (min(limit["softLimit"], most), min(limit["hardLimit"], most)) for limit in container["ulimits"]
     }
     environment = {each["name"]: each["value"] for each in container["environment"]} | dict(extra)
     return [

@@ -30,22 +30,22 @@ def cpu_worker(cluster: Cluster) -> Iterator[str]:
 
 def test_cpu_workers_preprocess_the_training_data(cluster: Cluster, cpu_worker: str) -> None:
     address = cluster.engine.address(cpu_worker, cluster.network)
-    [node] = [each for each in cluster.nodes() if each["node_ip"] == address]
+    [node] = [node for node in cluster.nodes() if node["node_ip"] == address]
     assert node["resources_total"]["CPU"] == SIZE.vcpus
     assert node["labels"]["ray.io/node-group"] == "cpu-workers", "a pipeline asks for CPU workers by this label"
 
     flags = ("--cpu-workers", "--num-workers=2", f"--epochs={EPOCHS}", f"--records={IMAGES}", "--size=32", "--blurs=1")
     done = cluster.engine.run("exec", cluster.head, *SUBMIT, *flags, check=False, timeout=400)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     line = r"epoch (\d+): loss ([\d.]+), (\d+) images, [\d.]+ a second, prepared on (\{.*?\})"
-    epochs = {int(epoch): (float(loss), *rest) for epoch, loss, *rest in re.findall(line, said)}
-    assert sorted(epochs) == list(range(EPOCHS)), said
+    epochs = {int(epoch): (float(loss), *rest) for epoch, loss, *rest in re.findall(line, output)}
+    assert sorted(epochs) == list(range(EPOCHS)), output
     for _, images, places in epochs.values():
         assert int(images) == IMAGES
         assert places == str({address: IMAGES})
     assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2
-    trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", said))
+    trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", output))
     assert trained_at == cluster.places()
     assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/"))
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"})

@@ -169,7 +169,7 @@ def laptop(container: Laptop, cluster: Cluster) -> Laptop:
 
 def listed(laptop: Laptop, name: str, state: str) -> dict[str, Any] | None:
     """The entry of a run in `runs`, if it is in this state."""
-    found = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == name]
+    found = [run for run in json.loads(laptop.type("runs", "--json").stdout) if run["name"] == name]
     return found[0] if found and found[0]["state"] == state else None
 
 
@@ -191,7 +191,7 @@ def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     assert "from-laptop" in report
     assert "data:image/png;base64," in report
 
-    [run] = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == "from-laptop"]
+    [run] = [run for run in json.loads(laptop.type("runs", "--json").stdout) if run["name"] == "from-laptop"]
     assert (run["state"], run["step"]) == ("finished", 33)
     assert run["cost_usd"] > 2, "two instances cost a dollar a second each"
     assert "from-laptop" in laptop.type("runs").stdout

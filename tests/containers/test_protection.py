@@ -101,7 +101,7 @@ def test_nodes_are_protected_while_they_work(
     cluster: Cluster, agent: Agent, nodes: dict[str, str], tmp_path: Path
 ) -> None:
     engine = cluster.engine
-    by_address = {each["node_ip"]: each["node_id"] for each in cluster.nodes()}
+    by_address = {node["node_ip"]: node["node_id"] for node in cluster.nodes()}
     until(lambda: engine.execute(nodes["lone"], "ray", "job", "list", check=False).returncode == 0)
     logs = {name: tmp_path / f"{name}.log" for name in ("busy", "spot", "lone")}
     worker, spot = (

@@ -121,7 +121,7 @@ def update(stacks: list[Stack], step: Step, schema: dict[str, Any], out: Path) -
 
 
 def _is_settled(stacks: list[Stack]) -> bool:
-    settled = all(each.terraform.is_settled() for each in stacks)
+    settled = all(stack.terraform.is_settled() for stack in stacks)
     print("   another plan:", "no changes" if settled else "CHANGES")
     return settled
 

@@ -461,7 +461,11 @@ def _describe_subscribers(_: None, self: Any) -> str:
     asked = self._get_param("Notification")
     budget = self.backend.budgets[self._get_param("AccountId")][self._get_param("BudgetName")]
     same = ("NotificationType", "ComparisonOperator", "Threshold")
-    found = [each for each in budget.notifications if all(each.details.get(key) == asked.get(key) for key in same)]
+    found = [
+        notification
+        for notification in budget.notifications
+        if all(notification.details.get(key) == asked.get(key) for key in same)
+    ]
     return json.dumps({"Subscribers": found[0].subscribers if found else []})
 
 

@@ -32,18 +32,18 @@ def create(region: str) -> None:
     for attribute in ("EnableDnsSupport", "EnableDnsHostnames"):
         ec2.modify_vpc_attribute(VpcId=VPC, **{attribute: {"Value": True}})
     efs: EFSBackend = efs_backends[ACCOUNT][region]
-    made = boto3.client("efs").create_file_system(CreationToken="emulator")["FileSystemId"]
-    efs.file_systems_by_id[EFS] = efs.file_systems_by_id.pop(made)
+    file_system = boto3.client("efs").create_file_system(CreationToken="emulator")["FileSystemId"]
+    efs.file_systems_by_id[EFS] = efs.file_systems_by_id.pop(file_system)
     efs.file_systems_by_id[EFS].file_system_id = EFS
     boto3.client("efs").create_mount_target(FileSystemId=EFS, SubnetId=SUBNET)
     fsx = fsx_backends[ACCOUNT][region]
-    made = boto3.client("fsx").create_file_system(
+    file_system = boto3.client("fsx").create_file_system(
         FileSystemType="LUSTRE",
         StorageCapacity=1200,
         SubnetIds=[SUBNET],
         LustreConfiguration={"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": 125},
     )["FileSystem"]["FileSystemId"]
-    fsx.file_systems[LUSTRE] = fsx.file_systems.pop(made)
+    fsx.file_systems[LUSTRE] = fsx.file_systems.pop(file_system)
     fsx.file_systems[LUSTRE].file_system_id = LUSTRE
 
 
@@ -56,8 +56,8 @@ def _described(self: Any) -> dict[str, Any]:
     [subnet] = ec2.describe_subnets(SubnetIds=self.subnet_ids[:1])["Subnets"]
     if not hasattr(self, "interface"):
         groups = {"Groups": self.security_group_ids} if self.security_group_ids else {}
-        made = ec2.create_network_interface(SubnetId=subnet["SubnetId"], **groups)
-        self.interface = made["NetworkInterface"]["NetworkInterfaceId"]
+        interface = ec2.create_network_interface(SubnetId=subnet["SubnetId"], **groups)
+        self.interface = interface["NetworkInterface"]["NetworkInterfaceId"]
     lustre = {"MountName": "abcdefgh", "WeeklyMaintenanceStartTime": "1:00:00", **(self.lustre_configuration or {})}
     return {
         **_to_dict(self),

@@ -191,7 +191,10 @@ class Monitor(mocks.MockMonitor, mocks.Mocks):
         """References to a data source that is read after the resources in its arguments; lists have one item."""
         sources = self._plan.sources.setdefault(kind, {})
         key = f"source_{len(sources)}"
-        sources[key] = {**body, "depends_on": [each for each in self._addresses.values() if f"{each}." in str(body)]}
+        sources[key] = {
+            **body,
+            "depends_on": [address for address in self._addresses.values() if f"{address}." in str(body)],
+        }
         address, answer = f"data.{kind}.{key}", {}
         for name in block["attributes"].keys() - body.keys():
             match block["attributes"][name].get("type"):

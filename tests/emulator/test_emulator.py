@@ -107,9 +107,9 @@ def test_arguments_in_the_providers_form() -> None:
 
 def test_properties_in_pulumis_form() -> None:
     fields = {"gpus": {"type": ["list", ["object", {"memory_size": "number"}]]}, "ebs": {"type": ["map", "string"]}}
-    found = properties({"attributes": fields}, {"gpus": [{"memory_size": 1}], "ebs": {"volume_size": "30"}})
-    assert found["gpuses"] == [{"memorySize": 1}]
-    assert found["ebs"] == {"volume_size": "30"}
+    attributes = properties({"attributes": fields}, {"gpus": [{"memory_size": 1}], "ebs": {"volume_size": "30"}})
+    assert attributes["gpuses"] == [{"memorySize": 1}]
+    assert attributes["ebs"] == {"volume_size": "30"}
 
 
 def test_text_is_no_template() -> None:

@@ -56,12 +56,12 @@ def test_run_in_an_ending_block_saves_and_resumes(cluster: LocalCluster, tmp_pat
         ec2.end = end = datetime.now(UTC) + TERMINATED + timedelta(seconds=LEFT_SECONDS)
         until(lambda: "nodes are being reclaimed; restarting from" in run.log, why=lambda: run.log)
         assert datetime.now(UTC) < end - TERMINATED, "before EC2 terminates the first instance"
-        made = len(run.step_times)
-        assert made == run.saved_step
+        before = len(run.step_times)
+        assert before == run.saved_step
         for node in cluster.workers:  # EC2 terminates the instances
             node.send_signal(signal.SIGKILL)
             node.wait(LIMIT_SECONDS)
         run.set_steps(0.0)
         assert run.finish() == 0, run.log  # on those of another pool
-    assert re.findall(r"resuming after step (\d+)", run.log)[-1] == str(made)
+    assert re.findall(r"resuming after step (\d+)", run.log)[-1] == str(before)
     assert len(run.step_times) == run.steps, "no step was repeated"

@@ -148,9 +148,9 @@ class TabularRun:
         until(has_ended, END_SECONDS, lambda: self.log)
         assert self.command.returncode == 0, self.log
         records = [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
-        steps = [each["step"] for each in records]
+        steps = [record["step"] for record in records]
         assert steps == sorted(set(steps))
-        assert [each["step"] for each in records if "val_loss" in each] == [12, 24, 36, 48]
+        assert [record["step"] for record in records if "val_loss" in record] == [12, 24, 36, 48]
         torch.testing.assert_close(load(self.read("model.safetensors")), expected, rtol=0.0, atol=tolerance)
 
 
@@ -159,7 +159,7 @@ def run(cluster: LocalCluster, tmp_path: Path, s3_client: Any, request: pytest.F
     cluster.replace_ended()
     run = TabularRun(cluster, tmp_path, s3_client, getattr(request, "param", "2"))
     try:
-        run.wait_for(lambda: any("step-000000024" in each for each in run.checkpoints))
+        run.wait_for(lambda: any("step-000000024" in checkpoint for checkpoint in run.checkpoints))
         yield run
     finally:
         kill_tree(run.command.pid)
@@ -182,9 +182,9 @@ def test_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, un
 def test_killed_rank_resumes_with_the_same_weights(
     run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]
 ) -> None:
-    for each in cluster.worker_processes(cluster.workers[1], NAME):
-        if "supervisor.py" not in command_line(each):
-            kill(each.pid)
+    for process in cluster.worker_processes(cluster.workers[1], NAME):
+        if "supervisor.py" not in command_line(process):
+            kill(process.pid)
     run.go_on()
     run.finish(undisturbed)
     resumed = {step for _, step in run.said("begins")} - {0}
@@ -209,7 +209,7 @@ def test_elastic_run_grows_when_a_node_joins(
     kill_tree(cluster.workers[0].pid)
     run = TabularRun(cluster, tmp_path, s3_client, "1:2")
     try:
-        run.wait_for(lambda: any("step-000000024" in each for each in run.checkpoints))
+        run.wait_for(lambda: any("step-000000024" in checkpoint for checkpoint in run.checkpoints))
         assert "rank 0 begins at step 0, 1 workers" in run.log
         cluster.replace_ended()
         run.wait_for(lambda: re.search(r"rank 1 begins at step [1-9]\d*, 2 workers", run.log))

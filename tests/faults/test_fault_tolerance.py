@@ -117,7 +117,7 @@ def uninterrupted(cluster: LocalCluster) -> DisturbedRun:
 
 def both_new(cluster: LocalCluster, ended: set[int]) -> list[psutil.Process]:
     """Return the workers, once both exist beside those that have ended."""
-    workers = [each for each in cluster.actors() if each.pid not in ended]
+    workers = [actor for actor in cluster.actors() if actor.pid not in ended]
     return workers if len(workers) == 2 else []
 
 
@@ -149,7 +149,7 @@ def test_killed_worker_is_replaced_while_the_other_stays(
     assert run.has_weights_of(uninterrupted)
     assert int(re.findall(r"resuming after step (\d+)", run.log)[-1]) >= saved_step
     records = [json.loads(line) for line in run.read("metrics.jsonl").splitlines()]
-    assert [each["step"] for each in records if "test_loss" in each] == [EPOCH, 2 * EPOCH, 3 * EPOCH]
+    assert [record["step"] for record in records if "test_loss" in record] == [EPOCH, 2 * EPOCH, 3 * EPOCH]
 
 
 def test_draining_node_stores_all_steps_before_it_stops(
@@ -214,19 +214,19 @@ def iso(at: float) -> str:
 def test_recommendation_costs_one_save_and_ends_nothing(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun, notices: Path
 ) -> None:
-    said = re.compile(r"a node may be reclaimed: saving after step (\d+)")
+    pattern = re.compile(r"a node may be reclaimed: saving after step (\d+)")
     run = start("recommendation", every_seconds=None, step_seconds=0.4)
     run.wait_for_steps(EPOCH + 2)
     notices.write_text(json.dumps({REBALANCE: json.dumps({"noticeTime": iso(time.time())})}))
-    until(lambda: said.findall(run.log) and run.saved_step > EPOCH, why=lambda: run.log)
+    until(lambda: pattern.findall(run.log) and run.saved_step > EPOCH, why=lambda: run.log)
     saved = run.saved_step
-    made = len(run.step_times)
-    run.wait_for_steps(made + 3)
+    before = len(run.step_times)
+    run.wait_for_steps(before + 3)
     assert "restarting" not in run.log
     kill(run.ranks[0].pid)
     assert run.finish() == 0, run.log
     # Nodes that share a machine repeat some lines.
-    assert set(said.findall(run.log)) == {str(saved)}, "the start that follows has this checkpoint"
+    assert set(pattern.findall(run.log)) == {str(saved)}, "the start that follows has this checkpoint"
     assert f"resuming after step {saved} " in run.log
     assert run.has_weights_of(uninterrupted)
 
@@ -261,8 +261,8 @@ def test_lost_s3_requests_cost_only_time(
     assert proxy.lost > 0.3 * requests, f"{proxy.lost} of {requests} answers were lost"
     assert "could not be" not in run.log
     assert run.has_weights_of(uninterrupted)
-    found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="runs/lost-calls/")["Contents"]
-    assert "runs/lost-calls/run.lock" not in {each["Key"] for each in found}
+    objects = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="runs/lost-calls/")["Contents"]
+    assert "runs/lost-calls/run.lock" not in {each["Key"] for each in objects}
 
 
 def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupted: DisturbedRun) -> None:
@@ -274,7 +274,7 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     assert run.finish() == 1, run.log
     assert have_ended([frozen]), "it would keep the GPU"
     [folder] = (run.folder / "stalls").iterdir()
-    stacks = {each.name: each.read_text() for each in folder.iterdir()}
+    stacks = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(stacks) == {"stacks.txt", "rank_0.txt", "rank_1.txt"}
     assert "image_classifier.py" in stacks[f"rank_{1 - rank}.txt"]
     error = json.loads(run.read("error.json"))
@@ -292,9 +292,9 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
 def test_permanent_failure_leaves_a_resumable_run(start: Start, uninterrupted: DisturbedRun) -> None:
     run = start("broken", "--max-restarts", "0", fail_at=MIDDLE)
     assert run.finish() == 1
-    said = run.log[run.log.index("ray-on-ecs: training failed on rank") :]
-    assert "image_classifier.py ended with exit status 1: ValueError: this step is broken; see " in said
-    assert "Traceback" not in said
+    output = run.log[run.log.index("ray-on-ecs: training failed on rank") :]
+    assert "image_classifier.py ended with exit status 1: ValueError: this step is broken; see " in output
+    assert "Traceback" not in output
     error = json.loads(run.read("error.json"))
     assert error["what"] == "image_classifier.py ended with exit status 1: ValueError: this step is broken"
     assert error["rank"] in (0, 1)

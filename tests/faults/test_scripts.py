@@ -129,7 +129,7 @@ def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Sta
 def assert_complete(run: ScriptRun) -> None:
     """Check that each step is in the metrics once."""
     records = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
-    steps = [each["step"] for each in records]
+    steps = [record["step"] for record in records]
     assert steps == sorted(set(steps))
     assert steps[-1] == 60
     assert json.loads(run.read("files/state.json") or "") == {"step": 60}

@@ -117,19 +117,19 @@ def processes_of(cluster: LocalCluster, script: str) -> list[psutil.Process]:
     """Return the script's own processes on all nodes, by rank."""
     found: dict[str, psutil.Process] = {}
     for node in cluster.workers:
-        for each in cluster.worker_processes(node, script):
+        for process in cluster.worker_processes(node, script):
             with suppress(psutil.Error):
-                rank = each.environ().get("PMIX_RANK") or each.environ().get("RANK")
-                if rank is not None and "supervisor.py" not in " ".join(each.cmdline()):
-                    found.setdefault(rank, each)
+                rank = process.environ().get("PMIX_RANK") or process.environ().get("RANK")
+                if rank is not None and "supervisor.py" not in " ".join(process.cmdline()):
+                    found.setdefault(rank, process)
     return [found[rank] for rank in sorted(found)]
 
 
 def pause_until(condition: Callable[[], bool], processes: Sequence[psutil.Process]) -> None:
     """Stop processes until their files are stored; repeat this if they were in the middle of a write."""
     while True:
-        for each in processes:
-            each.suspend()
+        for process in processes:
+            process.suspend()
         with suppress(TimeoutError):
             until(condition, PAUSE_SECONDS)
             return

@@ -201,7 +201,11 @@ class Cloud(mocks.Mocks):
         operation = "describe_capacity_reservations"
         if operation in self.silent:
             raise ClientError({"Error": {"Code": self.silence}}, operation)
-        named = [each for each in self.reservations if each["CapacityReservationId"] in CapacityReservationIds]
+        named = [
+            reservation
+            for reservation in self.reservations
+            if reservation["CapacityReservationId"] in CapacityReservationIds
+        ]
         return {"CapacityReservations": named}
 
     def value(self, output: pulumi.Input[Any]) -> Any:

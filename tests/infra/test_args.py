@@ -219,9 +219,9 @@ GOOD: dict[str, tuple[str, Any]] = {
 
 def test_every_key_is_read(cloud: Cloud) -> None:
     assert GOOD.keys() == defaults().keys()
-    made = load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()})
-    assert vars(made) == {name: value for name, (_, value) in GOOD.items()}
-    assert vars(RayClusterArgs(**{name: value for name, (_, value) in GOOD.items()})) == vars(made)
+    args = load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()})
+    assert vars(args) == {name: value for name, (_, value) in GOOD.items()}
+    assert vars(RayClusterArgs(**{name: value for name, (_, value) in GOOD.items()})) == vars(args)
 
 
 def test_an_existing_bucket_is_read(cloud: Cloud) -> None:
@@ -535,8 +535,8 @@ def test_counts_and_idle_time_give_the_scale(cloud: Cloud, config: dict[str, str
 
 
 def test_alerts_combine_email_and_budget(cloud: Cloud) -> None:
-    made = load(cloud, alertEmail=" team+gpu@mail.example.co.uk ", monthlyBudgetUsd="900")
-    assert (made.alert_email, made.monthly_budget_usd) == ("team+gpu@mail.example.co.uk", 900)
+    args = load(cloud, alertEmail=" team+gpu@mail.example.co.uk ", monthlyBudgetUsd="900")
+    assert (args.alert_email, args.monthly_budget_usd) == ("team+gpu@mail.example.co.uk", 900)
 
 
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com/ray:1"
@@ -669,8 +669,8 @@ def test_nat_gateway_off_accepts_ecr_images(cloud: Cloud) -> None:
 
 def test_cpu_workers_scale_as_workers_do(cloud: Cloud) -> None:
     options = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1", "minCpuWorkers": "0", "maxCpuWorkers": "3"}
-    made = load(cloud, **options, idleTimeoutMinutes="30").scale("cpu")
-    assert made == scale(1, 0, 3, 1)
+    args = load(cloud, **options, idleTimeoutMinutes="30").scale("cpu")
+    assert args == scale(1, 0, 3, 1)
 
 
 def test_workers_can_be_withdrawn_whatever_their_market(cloud: Cloud) -> None:

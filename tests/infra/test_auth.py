@@ -25,10 +25,10 @@ def test_the_token_is_stored_encrypted(cloud: Cloud) -> None:
 
 
 def test_outputs_locate_the_token_without_its_value(cloud: Cloud) -> None:
-    made = auth(cloud)
-    assert cloud.value(made.parameter_name) == "auth-parameter"
-    assert cloud.value(made.parameter_arn).endswith(":auth-parameter")
-    outputs = [value for value in vars(made).values() if hasattr(value, "apply")]
+    component = auth(cloud)
+    assert cloud.value(component.parameter_name) == "auth-parameter"
+    assert cloud.value(component.parameter_arn).endswith(":auth-parameter")
+    outputs = [value for value in vars(component).values() if hasattr(value, "apply")]
     assert all(cloud.value(output) != SECRET for output in outputs)
 
 

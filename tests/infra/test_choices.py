@@ -17,14 +17,17 @@ def choices(cloud: Cloud, zones: tuple[str, ...] = ZONES) -> Choices:
 
 
 def test_a_rename_changes_no_choice() -> None:
-    made = {}
+    created = {}
     for stack in ("dev", "prod"):
         cloud = Cloud(stack=stack)
         choices(cloud)
-        made[stack] = cloud.resources["choices-id"]
-    assert [resource.inputs["prefix"] for resource in made.values()] == ["ray-on-ecs-ray-dev-", "ray-on-ecs-ray-prod-"]
-    assert made["prod"].ignore_changes == ("prefix", "keepers")
-    assert made["prod"].inputs["keepers"] == {"account": "1", "zones": "us-west-2a us-west-2c"}
+        created[stack] = cloud.resources["choices-id"]
+    assert [resource.inputs["prefix"] for resource in created.values()] == [
+        "ray-on-ecs-ray-dev-",
+        "ray-on-ecs-ray-prod-",
+    ]
+    assert created["prod"].ignore_changes == ("prefix", "keepers")
+    assert created["prod"].inputs["keepers"] == {"account": "1", "zones": "us-west-2a us-west-2c"}
 
 
 @pytest.mark.parametrize(

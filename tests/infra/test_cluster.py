@@ -25,11 +25,11 @@ def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
 
 
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
-    made = cluster(cloud)
-    assert cloud.value(made.ref.name) == "ray-on-ecs-ray-dev-c0ffee"
-    assert cloud.value(made.ref.arn) == ECS_CLUSTER
-    assert cloud.value(made.logs.name) == "ray-on-ecs-ray-logs"
-    assert cloud.value(made.logs.arn).endswith(":ray-on-ecs-ray-logs")
+    component = cluster(cloud)
+    assert cloud.value(component.ref.name) == "ray-on-ecs-ray-dev-c0ffee"
+    assert cloud.value(component.ref.arn) == ECS_CLUSTER
+    assert cloud.value(component.logs.name) == "ray-on-ecs-ray-logs"
+    assert cloud.value(component.logs.arn).endswith(":ray-on-ecs-ray-logs")
 
 
 def test_tasks_are_counted(cloud: Cloud) -> None:

@@ -47,10 +47,10 @@ def document(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD, **more: Any)
         "network": network,
         "placement_groups": {"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
     }
-    made = cloud.run(lambda: ClusterInfo("cluster-info", ClusterInfoArgs(**{**given, **more})))
+    component = cloud.run(lambda: ClusterInfo("cluster-info", ClusterInfoArgs(**{**given, **more})))
     parameter = cloud.resources["cluster-info-parameter"].inputs
     assert parameter["type"] == "String"
-    assert cloud.value(made.parameter.name) == "cluster-info-parameter"
+    assert cloud.value(component.parameter.name) == "cluster-info-parameter"
     return parameter["insecureValue"]
 
 

@@ -130,5 +130,5 @@ def test_token_command_decrypts_the_parameter() -> None:
 
 
 def test_every_command_is_one_line() -> None:
-    made = [commands.session("r", "i", "d"), commands.dashboard("r", "i", "h", "d"), commands.token("r", "p")]
-    assert all("\n" not in command for command in made)
+    lines = [commands.session("r", "i", "d"), commands.dashboard("r", "i", "h", "d"), commands.token("r", "p")]
+    assert all("\n" not in command for command in lines)

@@ -222,9 +222,9 @@ def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
 
 @pytest.mark.parametrize(("gpus", "name"), [(8, "ray-worker"), (0, "ray-cpu-worker")])
 def test_other_pools_are_the_labels_of_their_nodes(gpus: int, name: str) -> None:
-    made = worker(gpus, "h100")
-    assert environment(made) == {**environment(worker(gpus)), "RAY_NODE_TYPE_NAME": "h100"}
-    assert (made["name"], made["command"][2]) == (name, f"--num-gpus={gpus}")
+    definition = worker(gpus, "h100")
+    assert environment(definition) == {**environment(worker(gpus)), "RAY_NODE_TYPE_NAME": "h100"}
+    assert (definition["name"], definition["command"][2]) == (name, f"--num-gpus={gpus}")
 
 
 def test_head_environment_announces_cpu_workers() -> None:

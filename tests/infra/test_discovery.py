@@ -12,9 +12,9 @@ def discovery(cloud: Cloud) -> Discovery:
 
 
 def test_head_dns_name_is_in_the_stack_namespace(cloud: Cloud) -> None:
-    made = discovery(cloud)
-    assert cloud.value(made.head_host) == "head.ray-c0ffee.internal"
-    assert cloud.value(made.registry_arn).endswith(":discovery-head")
+    component = discovery(cloud)
+    assert cloud.value(component.head_host) == "head.ray-c0ffee.internal"
+    assert cloud.value(component.registry_arn).endswith(":discovery-head")
 
 
 def test_the_name_exists_in_the_stacks_network_alone(cloud: Cloud) -> None:

@@ -255,10 +255,10 @@ def test_other_nodes_have_no_efa(kind: str) -> None:
 
 
 def test_efa_interfaces_admit_each_other_both_ways() -> None:
-    made = deployed("pools").resources
+    resources = deployed("pools").resources
     group = "ray-on-ecs-network-efa-group-id"
     for way in ("ingress", "egress"):
-        rule = made[f"network-efa-{way}"].inputs
+        rule = resources[f"network-efa-{way}"].inputs
         assert (rule["securityGroupId"], rule["referencedSecurityGroupId"], rule["ipProtocol"]) == (group, group, "-1")
 
 
@@ -273,20 +273,20 @@ def container(stack: str, task: str) -> dict[str, Any]:
 
 
 def test_task_has_all_efa_devices() -> None:
-    made = container("pools", "h100-worker-a-task")
+    definition = container("pools", "h100-worker-a-task")
     paths = [f"/dev/infiniband/uverbs{number}" for number in range(32)]
-    devices = made["linuxParameters"]["devices"]
+    devices = definition["linuxParameters"]["devices"]
     assert [device["hostPath"] for device in devices] == [device["containerPath"] for device in devices] == paths
     assert {tuple(device["permissions"]) for device in devices} == {("read", "write", "mknod")}
-    assert {"name": "memlock", "softLimit": -1, "hardLimit": -1} in made["ulimits"]
-    assert not [entry for entry in made["environment"] if entry["name"].startswith(("FI_", "NCCL_"))]
+    assert {"name": "memlock", "softLimit": -1, "hardLimit": -1} in definition["ulimits"]
+    assert not [entry for entry in definition["environment"] if entry["name"].startswith(("FI_", "NCCL_"))]
 
 
 @pytest.mark.parametrize("task", ["head-task", "worker-task", "l4-worker-task"])
 def test_other_tasks_have_no_efa_devices(task: str) -> None:
-    made = container("pools", task)
-    assert "devices" not in made["linuxParameters"]
-    assert [limit["name"] for limit in made["ulimits"]] == ["nofile"]
+    definition = container("pools", task)
+    assert "devices" not in definition["linuxParameters"]
+    assert [limit["name"] for limit in definition["ulimits"]] == ["nofile"]
 
 
 def test_devices_count_in_the_size_of_a_task(cloud: Cloud) -> None:

@@ -49,10 +49,11 @@ def test_idle_time_reaches_the_sleep_alarm_at_once(cloud: Cloud, minutes: int) -
     result, *metrics = alarm["metricQueries"]
     assert (result["expression"], result["returnData"]) == (IDLE_MINUTES, True)
     watched = {
-        each["id"]: (each["metric"]["metricName"], each["metric"]["stat"], each["metric"]["period"]) for each in metrics
+        metric["id"]: (metric["metric"]["metricName"], metric["metric"]["stat"], metric["metric"]["period"])
+        for metric in metrics
     }
     assert watched == {"idle": ("HeadIdleMinutes", "Minimum", 60), "requested": ("HeadRequested", "Maximum", 60)}
-    assert {each["metric"]["namespace"] for each in metrics} == {"ray-on-ecs/ray"}
+    assert {metric["metric"]["namespace"] for metric in metrics} == {"ray-on-ecs/ray"}
 
 
 def test_request_wakes_within_ten_seconds(cloud: Cloud) -> None:

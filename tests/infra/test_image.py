@@ -157,7 +157,7 @@ def test_the_role_of_a_build_reaches_its_own_repository_alone(cloud: Cloud, part
         "StringEquals": {"aws:SourceAccount": ACCOUNT},
     }
     statements = json.loads(cloud.resources["image-role-policy"].inputs["policy"])["Statement"]
-    resources = {action: each["Resource"] for each in statements for action in each["Action"]}
+    resources = {action: statement["Resource"] for statement in statements for action in statement["Action"]}
     service = f"arn:aws:service:{REGION}:{ACCOUNT}"
     assert resources == {
         "s3:GetObject": f"arn:{partition}:s3:::runs/clusters/ray-dev/image/*",
@@ -172,7 +172,9 @@ def test_the_role_of_a_build_reaches_its_own_repository_alone(cloud: Cloud, part
         **dict.fromkeys(["logs:CreateLogStream", "logs:PutLogEvents"], f"{service}:image-logs:*"),
         "kms:Decrypt": f"arn:{partition}:kms:{REGION}:*:key/*",
     }
-    [context] = [each["Condition"]["StringLike"] for each in statements if "kms:Decrypt" in each["Action"]]
+    [context] = [
+        statement["Condition"]["StringLike"] for statement in statements if "kms:Decrypt" in statement["Action"]
+    ]
     assert context == {
         "kms:ViaService": [f"s3.{REGION}.amazonaws.*"],
         "kms:EncryptionContext:aws:s3:arn": [

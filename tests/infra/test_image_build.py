@@ -164,7 +164,7 @@ class Aws:
         return {"build": dict(self.tokens[idempotencyToken])}
 
     def _begin(self, project: str, variables: list[dict[str, str]]) -> dict[str, Any]:
-        given = {each["name"]: each["value"] for each in variables}
+        given = {variable["name"]: variable["value"] for variable in variables}
         if "SHA256" in given:
             source = self.objects[given["SOURCE"].removeprefix("s3://")]
             assert hashlib.sha256(source).hexdigest() == given["SHA256"]

@@ -121,9 +121,9 @@ class Instance:
         """Run the script, and return its last line."""
         ran = self.run("bash", "-s", *arguments, text=MOVE)
         assert ran.returncode == 0, ran.stderr
-        said = self.shell("cat /var/lib/ray-on-ecs/local-disks")
-        assert said in ran.stdout
-        return said
+        output = self.shell("cat /var/lib/ray-on-ecs/local-disks")
+        assert output in ran.stdout
+        return output
 
     def calls(self, name: str) -> list[str]:
         """Calls of a program that notes them."""
@@ -187,14 +187,14 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
         pytest.skip(f"local disks need {' and '.join(missing)}")
     if subprocess.run([*ROOT, "true"], capture_output=True, check=False).returncode:
         pytest.skip("local disks need root")
-    made = Instance(tmp_path)
+    machine = Instance(tmp_path)
     (tmp_path / "state").write_text("active\n")
-    made.program("systemctl", SYSTEMCTL)
-    made.program("mdadm", "exit 1")
-    made.program("dnf", "exit 1")
-    made.program("udevadm", "")
-    yield made
-    made.close()
+    machine.program("systemctl", SYSTEMCTL)
+    machine.program("mdadm", "exit 1")
+    machine.program("dnf", "exit 1")
+    machine.program("udevadm", "")
+    yield machine
+    machine.close()
 
 
 def with_array(instance: Instance, disks: int) -> str:
@@ -281,8 +281,8 @@ def test_a_disk_with_content_is_left_alone(instance: Instance, content: str) -> 
     disk = f"/dev/{instance.disk()}"
     instance.shell(CONTENTS[content].replace("$DISK", disk))
     before = instance.shell(f"head -c 32M {disk} | sha256sum")
-    said = instance.boot()
-    assert said == f"local disks: {disk} are not empty; Docker stays on the root volume"
+    output = instance.boot()
+    assert output == f"local disks: {disk} are not empty; Docker stays on the root volume"
     assert instance.stays()
     assert instance.shell(f"head -c 32M {disk} | sha256sum") == before
 
@@ -484,8 +484,8 @@ def test_docker_that_does_not_start_moves_back(instance: Instance, status: int, 
     else:
         assert instance.stays()
         assert calls[-2:] == ["stop docker.socket docker containerd", "start --no-block docker"]
-        said = instance.shell("cat /var/lib/ray-on-ecs/local-disks")
-        assert said == f"local disks: Docker did not start on {disk}; Docker stays on the root volume"
+        output = instance.shell("cat /var/lib/ray-on-ecs/local-disks")
+        assert output == f"local disks: Docker did not start on {disk}; Docker stays on the root volume"
 
 
 def test_undo_without_a_local_disk_changes_nothing(instance: Instance) -> None:

@@ -76,9 +76,9 @@ def test_graphs_lie_side_by_side() -> None:
 
 
 def test_the_dashboard_is_deployed_as_it_is_tested(cloud: Cloud) -> None:
-    made = monitoring(cloud).resources["monitoring-dashboard"].inputs
-    assert json.loads(made["dashboardBody"]) == BODY
-    assert made["dashboardName"] == "ray"
+    resources = monitoring(cloud).resources["monitoring-dashboard"].inputs
+    assert json.loads(resources["dashboardBody"]) == BODY
+    assert resources["dashboardName"] == "ray"
 
 
 def test_a_silent_head_raises_the_alarm(cloud: Cloud) -> None:
@@ -104,8 +104,8 @@ def test_a_silent_head_raises_the_alarm(cloud: Cloud) -> None:
 def test_head_that_sleeps_is_not_silent(
     cloud: Cloud, published: int | None, wanted: int | None, is_silent: bool
 ) -> None:
-    made = monitoring(cloud, sleeping_group="head-group", name="scaling")
-    silence = value(made, "head", published=published, wanted=wanted)
+    resources = monitoring(cloud, sleeping_group="head-group", name="scaling")
+    silence = value(resources, "head", published=published, wanted=wanted)
     assert (silence is not None and silence < 0) == is_silent
 
 

@@ -120,9 +120,9 @@ class Instance:
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[Instance]:
-    made = Instance(tmp_path)
-    yield made
-    made.kill()
+    machine = Instance(tmp_path)
+    yield machine
+    machine.kill()
 
 
 def test_all_are_mounted_before_the_agent_may_start(instance: Instance) -> None:
@@ -247,15 +247,15 @@ def test_restarted_script_never_ends_an_instance_that_joined(instance: Instance)
     instance.start()
     until(lambda: instance.is_ready)
     instance.kill()
-    made = len(instance.calls)
+    calls = len(instance.calls)
     instance.fault("mount-s3", "echo 'Error: no answer'; exit 1")
     instance.lose("data")
     instance.start(gives_up=True)
     until(lambda: instance.journal.count("data: Error: no answer") > 3)
     assert not instance.is_down
     instance.mend("mount-s3")
-    until(lambda: instance.calls[made:].count("systemd-notify --ready") == 1)
-    assert not [call for call in instance.calls[made:] if call.startswith("mount ")], "others are mounted"
+    until(lambda: instance.calls[calls:].count("systemd-notify --ready") == 1)
+    assert not [call for call in instance.calls[calls:] if call.startswith("mount ")], "others are mounted"
 
 
 def test_agent_waits_for_mounts_at_each_boot() -> None:
@@ -290,8 +290,8 @@ def test_prefix_is_an_argument_whatever_it_holds(instance: Instance, prefix: str
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="ShellCheck is not installed")
 @pytest.mark.parametrize("text", [script(ALL), user_data("ray-cluster", mount_all(ALL))])
 def test_shellcheck_accepts_the_commands(text: str) -> None:
-    found = subprocess.run(["shellcheck", "-s", "bash", "-"], input=text, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout
+    done = subprocess.run(["shellcheck", "-s", "bash", "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def are_accepted(mounts: dict[str, str]) -> bool:

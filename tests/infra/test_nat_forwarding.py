@@ -130,10 +130,10 @@ def namespaces() -> Iterator[Namespaces]:
     holder = subprocess.Popen(unshare, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     made = Namespaces(holder)
     try:
-        said = holder.stdout.readline() if holder.stdout else ""
+        output = holder.stdout.readline() if holder.stdout else ""
         network = subprocess.run(made.command("bash", "-c", NETWORK), capture_output=True, text=True, check=False)
         if network.returncode:
-            pytest.skip(f"this machine allows no network namespaces: {said.strip()} {network.stderr.strip()}")
+            pytest.skip(f"this machine allows no network namespaces: {output.strip()} {network.stderr.strip()}")
         made.start("internet", sys.executable, "-c", SERVER)
         yield made
     finally:

@@ -241,7 +241,7 @@ def test_nat_instance_starts_at_once_and_stops_late(asleep: Cloud) -> None:
     for alarm in (start, stop):
         metrics = [query["metric"] for query in alarm["metricQueries"] if "metric" in query]
         assert {metric["period"] for metric in metrics} == {60}
-        assert [(each["namespace"], each["metricName"], each["dimensions"]) for each in metrics] == [
+        assert [(metric["namespace"], metric["metricName"], metric["dimensions"]) for metric in metrics] == [
             ("ray-on-ecs/ray", "HeadRequested", {}),
             ("AWS/AutoScaling", "GroupInServiceInstances", {"AutoScalingGroupName": "head-group"}),
             ("AWS/AutoScaling", "GroupDesiredCapacity", {"AutoScalingGroupName": "head-group"}),

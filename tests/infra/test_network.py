@@ -104,9 +104,11 @@ def test_a_zone_that_aws_adds_moves_no_subnet(cloud: Cloud) -> None:
 
 
 def test_the_zone_may_be_an_output(cloud: Cloud) -> None:
-    made = network(cloud, worker_zones=(), zone=pulumi.Output.from_input("us-west-2a"))
-    assert [cloud.value(subnet) for subnet in made.ref.subnets_in(())] == ["network-vpc-private-us-west-2a-subnet-id"]
-    assert made.ref.zones(("us-west-2c",)) == ("us-west-2c",)
+    component = network(cloud, worker_zones=(), zone=pulumi.Output.from_input("us-west-2a"))
+    assert [cloud.value(subnet) for subnet in component.ref.subnets_in(())] == [
+        "network-vpc-private-us-west-2a-subnet-id"
+    ]
+    assert component.ref.zones(("us-west-2c",)) == ("us-west-2c",)
 
 
 TASKS, INSTANCES, ENDPOINTS = (f"network-{kind}-group-id" for kind in ("tasks", "instances", "endpoints"))
@@ -139,13 +141,13 @@ def test_instances_forward_what_the_session_document_allows(cloud: Cloud) -> Non
 def test_ec2_takes_the_descriptions(cloud: Cloud) -> None:
     """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html."""
     network(cloud, nat_gateway=False)
-    made = [
+    groups = [
         resource
         for resource in cloud.resources.values()
         if "securityGroup" in resource.type and "description" in resource.inputs
     ]
-    assert made
-    for resource in made:
+    assert groups
+    for resource in groups:
         assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", resource.inputs["description"]), (
             resource.name
         )
@@ -168,17 +170,17 @@ def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
 
 
 def test_network_exposes_private_subnets(cloud: Cloud) -> None:
-    made = network(cloud)
-    assert cloud.value(made.ref.subnets["us-west-2b"]) == "network-vpc-private-us-west-2b-subnet-id"
-    assert cloud.value(made.vpc_id) == "network-vpc-main-id"
-    assert cloud.value(made.ref.tasks_group_id) == TASKS
-    assert cloud.value(made.ref.instances_group_id) == INSTANCES
+    component = network(cloud)
+    assert cloud.value(component.ref.subnets["us-west-2b"]) == "network-vpc-private-us-west-2b-subnet-id"
+    assert cloud.value(component.vpc_id) == "network-vpc-main-id"
+    assert cloud.value(component.ref.tasks_group_id) == TASKS
+    assert cloud.value(component.ref.instances_group_id) == INSTANCES
 
 
 def test_existing_network_is_not_changed(cloud: Cloud) -> None:
-    made = network(cloud, existing=EXISTING)
-    assert cloud.value(made.vpc_id) == "vpc-0a1b"
-    assert made.ref.subnets == {"us-west-2b": "subnet-0c2d"}
+    component = network(cloud, existing=EXISTING)
+    assert cloud.value(component.vpc_id) == "vpc-0a1b"
+    assert component.ref.subnets == {"us-west-2b": "subnet-0c2d"}
     types = {resource.type.rpartition(":")[2] for resource in cloud.resources.values()}
     assert types == {"Network", "SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule"}
     groups = cloud.of_type("aws:ec2/securityGroup:SecurityGroup")

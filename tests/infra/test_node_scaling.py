@@ -101,9 +101,9 @@ def test_the_number_stays_within_its_bounds(count: Scale, bounds: tuple[int, int
     ids=["default", "never stops", "all stay"],
 )
 def test_one_alarm_scales_out_and_one_in(count: Scale, alarms: set[str]) -> None:
-    made = scaling(count).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-    assert {resource.name for resource in made} == {f"scaling-{kind}-alarm" for kind in alarms}
-    assert {resource.inputs["name"] for resource in made} == {f"ray-workers-{kind}" for kind in alarms}
+    resources = scaling(count).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+    assert {resource.name for resource in resources} == {f"scaling-{kind}-alarm" for kind in alarms}
+    assert {resource.inputs["name"] for resource in resources} == {f"ray-workers-{kind}" for kind in alarms}
 
 
 def test_scale_out_only_for_waiting_jobs() -> None:

@@ -162,7 +162,7 @@ def test_nat_instance_attaches_one_interface_to_itself_alone() -> None:
     statements = policies.nat_instance(interface_arn=interface, profile_arn=profile)["Statement"]
     attach = "ec2:AttachNetworkInterface"
     own, other = {"ec2:InstanceProfile": profile}, {"ec2:InstanceProfile": f"{profile}-2"}
-    assert [each["Action"] for each in statements] == [[attach], [attach]]
+    assert [statement["Action"] for statement in statements] == [[attach], [attach]]
     assert is_allowed(statements, attach, interface, {})
     assert not is_allowed(statements, attach, f"{of_ec2}:network-interface/eni-0c2d", {})
     assert is_allowed(statements, attach, f"{of_ec2}:instance/i-0abc", own)

@@ -171,12 +171,12 @@ def test_default_tags_reach_groups_and_launch_templates(cloud: Cloud) -> None:
 def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: bool) -> None:
     cloud.region = "eu-west-1"
     cloud.zones = ("eu-west-1a", "eu-west-1b")
-    made = {}
+    created = {}
 
     def program() -> None:
         provider = aws.Provider("ireland", region="eu-west-1")
         chosen: dict[str, Any] = {"providers": {"aws": provider}} if as_mapping else {"provider": provider}
-        made["cluster"] = RayCluster(
+        created["cluster"] = RayCluster(
             "vision", RayClusterArgs(tags={"team": "vision"}), pulumi.ResourceOptions(**chosen)
         )
 
@@ -189,7 +189,7 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
     assert build.providers == {"aws": provider}
     [definition] = json.loads(cloud.resources["vision-worker-task-definition"].inputs["containerDefinitions"])
     assert {"name": "AWS_REGION", "value": "eu-west-1"} in definition["environment"]
-    assert cloud.value(made["cluster"].connection)["region"] == "eu-west-1"
+    assert cloud.value(created["cluster"].connection)["region"] == "eu-west-1"
 
 
 def test_provider_with_unknown_configuration_is_refused(cloud: Cloud) -> None:

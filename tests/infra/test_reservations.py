@@ -193,14 +193,14 @@ def test_pool_without_instances_asks_nothing() -> None:
 
 @pytest.mark.parametrize(("is_block", "market"), [(False, None), (True, {"marketType": "capacity-block"})])
 def test_instances_are_launched_into_the_reservation_alone(is_block: bool, market: Any) -> None:
-    made = stack(is_block=is_block).resources
-    template, group = made["h100-workers-c-template"].inputs, made["h100-workers-c-group"].inputs
+    resources = stack(is_block=is_block).resources
+    template, group = resources["h100-workers-c-template"].inputs, resources["h100-workers-c-group"].inputs
     target = {"capacityReservationTarget": {"capacityReservationId": ID}}
     assert template["capacityReservationSpecification"] == target
     assert template.get("instanceMarketOptions") == market
     assert group["launchTemplate"]["version"] == "$Latest"
     assert group.keys().isdisjoint({"mixedInstancesPolicy", "placementGroup"})
-    assert not [name for name in made if name.startswith("h100-workers-c-placement")]
+    assert not [name for name in resources if name.startswith("h100-workers-c-placement")]
 
 
 def test_own_placement_group_of_a_reservation_is_used() -> None:
@@ -233,17 +233,17 @@ def test_only_a_block_asks_for_the_type_in_blocks() -> None:
 
 @pytest.mark.parametrize(("is_block", "variable"), [(False, None), (True, ID)])
 def test_worker_in_a_block_may_read_its_end(is_block: bool, variable: str | None) -> None:
-    made = stack(is_block=is_block).resources
-    [container] = json.loads(made["h100-worker-c-task-definition"].inputs["containerDefinitions"])
+    resources = stack(is_block=is_block).resources
+    [container] = json.loads(resources["h100-worker-c-task-definition"].inputs["containerDefinitions"])
     assert {each["name"]: each["value"] for each in container["environment"]}.get("CAPACITY_BLOCK") == variable
-    policies = [made[f"{kind}-task-role-policy"].inputs["policy"] for kind in ("head", "worker", "h100-worker-c")]
+    policies = [resources[f"{kind}-task-role-policy"].inputs["policy"] for kind in ("head", "worker", "h100-worker-c")]
     allowed = ["ec2:DescribeCapacityReservations" in policy for policy in policies]
     assert allowed == [True, False, is_block]
 
 
 def test_block_without_a_nat_gateway_has_the_endpoint_of_ec2() -> None:
     endpoints = stack(is_block=True).of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
-    assert f"com.amazonaws.{REGION}.ec2" in [each.inputs["serviceName"] for each in endpoints]
+    assert f"com.amazonaws.{REGION}.ec2" in [endpoint.inputs["serviceName"] for endpoint in endpoints]
 
 
 def test_reservation_has_passed_the_quota() -> None:

@@ -120,7 +120,7 @@ def test_pool_of_a_run_keeps_its_services(ecs: Any, monkeypatch: pytest.MonkeyPa
 
     def get_task_protection(cluster: str, tasks: list[str]) -> dict[str, Any]:
         assert len(tasks) <= 100  # ECS's limit
-        protected = [{"taskArn": each, "protectionEnabled": is_in_use and each.endswith("-101")} for each in tasks]
+        protected = [{"taskArn": task, "protectionEnabled": is_in_use and task.endswith("-101")} for task in tasks]
         return {"protectedTasks": protected, "failures": []}
 
     paginator = ecs.get_paginator

@@ -90,10 +90,10 @@ def test_old_versions_expire(cloud: Cloud, days: int, expected: int) -> None:
 
 
 def test_an_existing_bucket_is_used_and_not_changed(cloud: Cloud) -> None:
-    made = cloud.run(lambda: Storage("storage", StorageArgs(existing="company-runs", partition="aws-cn")))
+    bucket = cloud.run(lambda: Storage("storage", StorageArgs(existing="company-runs", partition="aws-cn")))
     assert cloud.resources.keys() == {"storage"}
-    assert cloud.value(made.bucket.name) == "company-runs"
-    assert cloud.value(made.bucket.arn) == "arn:aws-cn:s3:::company-runs"
+    assert cloud.value(bucket.bucket.name) == "company-runs"
+    assert cloud.value(bucket.bucket.arn) == "arn:aws-cn:s3:::company-runs"
 
 
 @pytest.mark.parametrize("name", PROTECTION)

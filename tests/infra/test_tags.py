@@ -22,10 +22,10 @@ from infra.types import kind_of
     ],
 )
 def test_a_prefix_is_read_as_project_and_stack(project: str, stack: str, pattern: str) -> None:
-    made = name_prefix(f"{project}-{stack}")
-    assert re.fullmatch(pattern, made), made
-    assert "--" not in made
-    assert len(made) <= LONGEST_PREFIX
+    prefix = name_prefix(f"{project}-{stack}")
+    assert re.fullmatch(pattern, prefix), prefix
+    assert "--" not in prefix
+    assert len(prefix) <= LONGEST_PREFIX
 
 
 @pytest.mark.parametrize(

@@ -200,9 +200,9 @@ class Unit:
 
 @pytest.fixture
 def unit(metadata: Metadata, tmp_path: Path) -> Iterator[Unit]:
-    made = Unit(tmp_path, metadata)
-    yield made
-    made.kill()
+    machine = Unit(tmp_path, metadata)
+    yield machine
+    machine.kill()
 
 
 def test_notices_are_passed_on_until_they_end(unit: Unit, metadata: Metadata) -> None:

@@ -38,10 +38,10 @@ def test_command_does_not_show_the_key_of_the_variable(
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", address)
     command, *rest = words.split()
     assert main([command, "--local", *rest]) == (1 if command == "doctor" else 2)
-    said = "".join(capfd.readouterr())
-    assert "STORAGE_PATH" in said or "--storage-path" in said
-    assert "may have a key in its address" in said
-    assert "SECRET" not in said
+    text = "".join(capfd.readouterr())
+    assert "STORAGE_PATH" in text or "--storage-path" in text
+    assert "may have a key in its address" in text
+    assert "SECRET" not in text
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

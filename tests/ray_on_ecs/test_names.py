@@ -183,4 +183,4 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     make_way(folder, folder / "file" / "c", over_files=True)
     (folder / "a" / "b" / "c").write_text("new")
     assert not (folder / "a").is_symlink()
-    assert [each.name for each in elsewhere.iterdir()] == ["kept"]
+    assert [path.name for path in elsewhere.iterdir()] == ["kept"]

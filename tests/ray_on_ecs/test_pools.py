@@ -318,8 +318,8 @@ def test_a_gpu_without_a_name_may_be_any() -> None:
 
 def test_a_request_in_words() -> None:
     request = Request({"GPU": 1, "CPU": 2, f"{GPU_RESOURCE}H100": 0.001}, (of("h100", "a"), of("b", is_not=True)))
-    said = "1 GPU, 2 CPU and H100 and ray.io/node-group in (a, h100) and ray.io/node-group not in (b)"
-    assert str(request) == said
+    text = "1 GPU, 2 CPU and H100 and ray.io/node-group in (a, h100) and ray.io/node-group not in (b)"
+    assert str(request) == text
 
 
 def test_siblings_are_in_other_zones() -> None:

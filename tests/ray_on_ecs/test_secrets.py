@@ -86,8 +86,8 @@ def test_a_file_is_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     store.put({"TOKEN": "value"})
     [file] = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    folders = [each for each in file.parents if each != tmp_path and each.is_relative_to(tmp_path)]
-    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
+    folders = [parent for parent in file.parents if parent != tmp_path and parent.is_relative_to(tmp_path)]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     store.delete(["TOKEN"])
     assert [path.name for path in (tmp_path / ".ray-on-ecs").rglob("*")] == ["secrets"]
 
@@ -119,7 +119,9 @@ def test_values_are_encrypted_with_the_key_of_the_stack(key: str, aws: Any, monk
     monkeypatch.setenv(SECRETS_KEY_VARIABLE, key)
     store = secrets.store(RUN)
     store.put({"TOKEN": "hf_abc"})
-    [stored] = [each for each in aws.describe_parameters()["Parameters"] if each["Name"].endswith("/TOKEN")]
+    [stored] = [
+        parameter for parameter in aws.describe_parameters()["Parameters"] if parameter["Name"].endswith("/TOKEN")
+    ]
     store.delete(["TOKEN"])
     assert stored["KeyId"] == (key or "alias/aws/ssm")
 

@@ -74,7 +74,7 @@ class Ranks:
         try:
             line.send(call)
         except OSError:
-            self._fail(f"a rank ended since the last test: {[each.exitcode for each in self._processes]}")
+            self._fail(f"a rank ended since the last test: {[process.exitcode for process in self._processes]}")
 
     def _answer(self, line: Connection) -> Any:
         try:

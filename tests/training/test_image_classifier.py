@@ -123,15 +123,15 @@ def test_options_are_checked_against_the_data(capsys: pytest.CaptureFixture[str]
 
 def test_defaults_follow_data_and_weights() -> None:
     data, one = images.digits(), ranks.Ranks(0, 1, torch.device("cpu"))
-    found = options()
-    image_classifier.resolve_defaults(found, data, one)
-    steps = 1438 // found.batch_size
-    assert (found.batch_size, found.precision, found.flip, found.lr) == (64, "fp32", False, 3e-3)
-    assert steps * (found.epochs - 1) < 400 <= steps * found.epochs
+    given = options()
+    image_classifier.resolve_defaults(given, data, one)
+    steps = 1438 // given.batch_size
+    assert (given.batch_size, given.precision, given.flip, given.lr) == (64, "fp32", False, 3e-3)
+    assert steps * (given.epochs - 1) < 400 <= steps * given.epochs
     many = options(max_workers=50, weights="DEFAULT")
     image_classifier.resolve_defaults(many, data, one)
     assert 1438 // (50 * many.batch_size) >= 8
-    assert many.lr < found.lr
+    assert many.lr < given.lr
 
 
 @pytest.mark.ray  # takes half a minute
@@ -154,7 +154,7 @@ def test_resume_within_an_epoch_has_equal_weights(folder: Path, data: str) -> No
     undisturbed = train(folder / "undisturbed", *flags, "--model=models:Reclaimed")
     stopped = run(folder / "run", *flags, "--model=models:Reclaimed", **variables)
     assert not (folder / "run" / "model.safetensors").exists(), stopped.stdout
-    assert [each.name for each in (folder / "run" / "checkpoints").glob("*0007")], stopped.stderr
+    assert [path.name for path in (folder / "run" / "checkpoints").glob("*0007")], stopped.stderr
     (reports / sdk.DEADLINE).unlink()
     weights = train(folder / "run", *flags, "--model=models:Reclaimed", **variables)
     assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)

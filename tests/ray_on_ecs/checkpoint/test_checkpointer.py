@@ -50,7 +50,7 @@ def save(folder: Path, **options: Any) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_a_damaged_checkpoint_is_passed_over(on_ranks: Ranks, tmp_path: Path) ->
     part.write_bytes(part.read_bytes()[:-100])
     again = on_ranks(2, train, tmp_path, "ddp")
     assert min(again[0]["used"]) == 4
-    said = again[0]["said"]
-    assert "step-000000005 is damaged (__1_0.distcp has " in said
-    assert "resuming after step 4 (0 epochs)" in said
+    lines = again[0]["said"]
+    assert "step-000000005 is damaged (__1_0.distcp has " in lines
+    assert "resuming after step 4 (0 epochs)" in lines
 
 
 def test_checkpoint_without_manifest_is_deleted(on_ranks: Ranks, tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_each_event_has_one_save(
         assert not checkpoint.after_step()
         assert checkpoint.wait()
     assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000004", "step-000000006"]
-    said = "ray-on-ecs: a node may be reclaimed: saving after step {}"
-    assert capsys.readouterr().out.splitlines() == [said.format(step) for step in (2, 4, 6)]
+    text = "ray-on-ecs: a node may be reclaimed: saving after step {}"
+    assert capsys.readouterr().out.splitlines() == [text.format(step) for step in (2, 4, 6)]
 
 
 def test_event_waits_for_the_save_in_progress(
@@ -381,11 +381,11 @@ def test_a_bucket_that_loses_calls_has_whole_checkpoints(model: nn.Linear, s3: A
     again = Checkpointer(folder, model=model)
     assert again.resume()
     assert again.step == 4
-    assert {each.split("/")[2] for each in keys(s3, "lossy")} == {"step-000000003", "step-000000004"}
+    assert {key.split("/")[2] for key in keys(s3, "lossy")} == {"step-000000003", "step-000000004"}
 
 
 def keys(s3: Any, prefix: str) -> list[str]:
-    return [each["Key"] for each in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"] if each["Size"]]
+    return [stored["Key"] for stored in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"] if stored["Size"]]
 
 
 def test_reading_a_checkpoint_sends_heartbeats(
@@ -396,7 +396,7 @@ def test_reading_a_checkpoint_sends_heartbeats(
     monkeypatch.setattr(sdk, "alive", lambda: signs.append(None))
     monkeypatch.setattr(index, "CHUNK_BYTES", 1000)
     assert Checkpointer(tmp_path, model=model).resume()
-    assert len(signs) > sum(each.stat().st_size for each in tmp_path.glob("*/*")) // 1000
+    assert len(signs) > sum(path.stat().st_size for path in tmp_path.glob("*/*")) // 1000
 
 
 def bytes_read(rank: int, ranks: int, folder: Path) -> int:
@@ -416,7 +416,7 @@ def bytes_read(rank: int, ranks: int, folder: Path) -> int:
 
 def test_a_rank_reads_only_its_shards(on_ranks: Ranks, tmp_path: Path) -> None:
     on_ranks(2, partial(train, every_steps=1), tmp_path, "fsdp", 5)
-    size = sum(each.stat().st_size for each in tmp_path.glob("step-000000005/*.distcp"))
+    size = sum(path.stat().st_size for path in tmp_path.glob("step-000000005/*.distcp"))
     for read in on_ranks(2, bytes_read, tmp_path):
         assert 0 < read < 0.7 * size
 
@@ -588,8 +588,8 @@ def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monke
     checkpoint.end_epoch(val_loss=0.25)
     checkpoint.close()
     reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
-    assert [each["values"] for each in reports if "values" in each] == [{"loss": 0.5}, {"val_loss": 0.25}]
-    assert {each["step"] for each in reports} - {None} == {1}
+    assert [report["values"] for report in reports if "values" in report] == [{"loss": 0.5}, {"val_loss": 0.25}]
+    assert {report["step"] for report in reports} - {None} == {1}
 
 
 def test_storage_failure_raises_only_at_close(
@@ -613,7 +613,7 @@ def test_storing_a_checkpoint_sends_heartbeats(
     checkpoint.save()
     assert checkpoint.wait()
     reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
-    assert {each["step"] for each in reports} == {None}
+    assert {report["step"] for report in reports} == {None}
 
 
 def test_uncounted_samples_are_an_error(model: nn.Linear, tmp_path: Path) -> None:
@@ -825,7 +825,7 @@ def test_resume_reports_the_checkpoints_metrics_again(
     log = MetricsLog({})
     for line in (tmp_path / sdk.REPORTS).read_text().splitlines():
         log.take_report(json.loads(line))
-    assert [(each["step"], each["val_loss"]) for each in log.records] == [(1, 0.25)]
+    assert [(record["step"], record["val_loss"]) for record in log.records] == [(1, 0.25)]
 
 
 def test_frozen_weights_may_be_left_out(tmp_path: Path) -> None:

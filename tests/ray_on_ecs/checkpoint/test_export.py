@@ -60,7 +60,7 @@ def test_the_weights_are_those_of_the_model(
     if files > 1:
         index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
         assert index["weight_map"].keys() == expected.keys()
-        assert set(index["weight_map"].values()) == {each.name for each in tmp_path.glob("*.safetensors")}
+        assert set(index["weight_map"].values()) == {path.name for path in tmp_path.glob("*.safetensors")}
 
 
 def fail(rank: int, ranks: int, folder: Path) -> str:
@@ -89,8 +89,8 @@ def test_export_is_reproducible(tmp_path: Path) -> None:
     assert len({file.read_bytes() for file in files}) == 1
     with safe_open(files[0], "pt") as opened:
         assert opened.metadata() == {**metadata, "format": "pt"}
-    found = load_file(files[0])
-    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items() if name in found)
+    tensors = load_file(files[0])
+    assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items() if name in tensors)
 
 
 def test_another_dtype_for_floating_point_numbers(tmp_path: Path) -> None:

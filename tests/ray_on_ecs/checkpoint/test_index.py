@@ -34,9 +34,9 @@ def test_partly_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest
             storage.write(f"{name}/{file}", "numbers")
         checkpoints.commit(name, manifest(step))
     assert not (tmp_path / "run" / "step-000000001" / "weights").exists()
-    found = index(storage)
-    found.discard("step-000000002")
-    assert found.newest is None
+    entries = index(storage)
+    entries.discard("step-000000002")
+    assert entries.newest is None
 
 
 @pytest.mark.parametrize("number", [1, 2, 9, 10])

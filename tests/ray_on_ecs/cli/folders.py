@@ -24,7 +24,7 @@ SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "
 def outputs(bucket: str) -> dict[str, Any]:
     """The outputs of a stack with this bucket; runs need no others."""
     return {
-        **{each.name: "x" for each in fields(Stack) if each.name != "name"},
+        **{field.name: "x" for field in fields(Stack) if field.name != "name"},
         "region": REGION,
         "bucket": bucket,
         "services": {"head": "x"},

@@ -406,7 +406,7 @@ def test_only_a_stack_has_workers_to_stop_and_to_pay(
     ):
         assert main(["run", flag, *words, "train.py"]) == 2
         assert capsys.readouterr().err == f"ray-on-ecs: {line}\n"
-    assert [each.name for each in tmp_path.iterdir()] == ["train.py"], "nothing is left behind"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"], "nothing is left behind"
 
 
 def test_syntax_error_is_refused_before_ray_starts(
@@ -454,7 +454,7 @@ def test_local_inputs_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pyte
 def test_variable_named_like_a_secret_has_a_hint() -> None:
     variables = dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY", "MONKEY", "TOKENIZER"), "x")
     hints = secret_hints(variables)
-    assert [each.split()[1] for each in hints] == ["HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY"]
+    assert [hint.split()[1] for hint in hints] == ["HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY"]
     assert hints[0] == (
         "--env: HF_TOKEN shows its value in the results and in Ray's dashboard; "
         "--secret HF_TOKEN takes it from your shell and shows it nowhere"

@@ -88,7 +88,7 @@ def of_the_laptop() -> set[str]:
     """The flags of all verbs of ray-on-ecs."""
     context = click.Context(command_line)
     commands = [command_line.get_command(context, verb) for verb in COMMANDS]
-    return {name for command in commands if command for each in command.params for name in each.opts}
+    return {name for command in commands if command for param in command.params for name in param.opts}
 
 
 def first_words(table: str) -> list[str]:

@@ -48,7 +48,7 @@ def folders(
 
 
 def files(folder: Path) -> set[str]:
-    return {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def fetched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_nothing_is_written_through_a_link_of_an_earlier_fetch(own: Folders, tmp
     snapshot(own, {f"{at}/authorized_keys": KeptFile(f"files/{at}/authorized_keys", size) for at in ("out", "deep/a")})
     assert main(["fetch", "--local", "first"]) == 0
     assert keys.read_text() == "of the victim"
-    assert [each.name for each in keys.parent.iterdir()] == ["authorized_keys"]
+    assert [path.name for path in keys.parent.iterdir()] == ["authorized_keys"]
     assert Path("runs/first/files/out/authorized_keys").read_text() == "of an attacker"
 
 
@@ -283,7 +283,7 @@ def test_links_of_a_run_are_not_made_below_a_link_of_the_user(
     Path("runs/first/files").symlink_to(tmp_path / "big")
     snapshot(own, {"a": KeptFile("files/a", 1), "in": KeptFile(link="a")}, a="1")
     assert main(["fetch", "--local", "first"]) == 0
-    assert [each.name for each in (tmp_path / "big").iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "big").iterdir()] == ["a"]
     assert "can't be files here: 'files/in'" in capsys.readouterr().err
 
 
@@ -437,4 +437,4 @@ def test_keys_that_are_no_files_are_left_out(
         s3_client.put_object(Bucket=BUCKET, Key=f"{path}/first/{key}", Body=b"{}")
     assert main(["fetch", "--local", "first"]) == 0
     assert files(Path("runs/first")) == {"result.json"}
-    assert {each.name for each in tmp_path.iterdir()} == {"runs"}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}

@@ -140,7 +140,7 @@ def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.Captu
         assert main(["status", "--local", "--json"]) == 0
     at = lines.index("  start    first: 2 min 35 s = alarm 1:04, instance of another 1:31")
     assert lines[at + 1] == "           second: 0 min 41 s so far = environment 0:41"
-    assert [each["run"] for each in json.loads(capsys.readouterr().out)["starts"]] == ["first", "second"]
+    assert [start["run"] for start in json.loads(capsys.readouterr().out)["starts"]] == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.Captu
 )
 def test_end_of_a_run_is_shown(folders: Folders, changed: dict[str, Any], shown: list[str]) -> None:
     folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": "training", **changed}))
-    found = read_runs(LocalCluster(), [job("mine")])["runs"]
-    assert [(each["run"], end.words(each["end"])) for each in found] == [("mine", line) for line in shown]
+    runs = read_runs(LocalCluster(), [job("mine")])["runs"]
+    assert [(each["run"], end.words(each["end"])) for each in runs] == [("mine", line) for line in shown]

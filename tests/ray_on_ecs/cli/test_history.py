@@ -235,10 +235,10 @@ def test_newest_runs_with_the_commonest_loss_are_chosen(folders: Folders, data: 
         folders.script(f"run-{number}", is_finished=False)
         folders.status(f"run-{number}", "finished", started=moment(number * DAY))
     folders.status("without-metrics", "finished", started=moment())
-    found = data()
-    assert found["metrics"][:2] == ["loss", "val_loss"]
-    assert found["chosen"] == [f"run-{number}" for number in range(5)]
-    assert list(found["runs"]) == ["without-metrics", *(f"run-{number}" for number in range(7))]
+    page = data()
+    assert page["metrics"][:2] == ["loss", "val_loss"]
+    assert page["chosen"] == [f"run-{number}" for number in range(5)]
+    assert list(page["runs"]) == ["without-metrics", *(f"run-{number}" for number in range(7))]
 
 
 def test_named_runs_are_chosen_and_whole(folders: Folders, data: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +246,9 @@ def test_named_runs_are_chosen_and_whole(folders: Folders, data: Page, monkeypat
         folders.script(name, records=100)
     monkeypatch.setattr(history_rows, "POINTS_OF_ALL", 60)
     monkeypatch.setattr(history_rows, "FEWEST_POINTS", 10)
-    found = data("third", "first")
-    assert found["chosen"] == ["third", "first"]
-    assert {name: len(run["steps"]) for name, run in found["runs"].items()} == {
+    page = data("third", "first")
+    assert page["chosen"] == ["third", "first"]
+    assert {name: len(run["steps"]) for name, run in page["runs"].items()} == {
         "first": 100,
         "second": 20,
         "third": 100,

@@ -146,7 +146,7 @@ def test_last_line_says_how_a_killed_driver_goes_on(run: Run, do: str, status: i
 def test_secret_of_a_killed_driver_is_deleted(start: Start, run: Run, tmp_path: Path) -> None:
     def secrets() -> list[Path]:
         return [
-            each for each in (tmp_path / ".ray-on-ecs").rglob("*") if each.is_file() and b"hf_123" in each.read_bytes()
+            path for path in (tmp_path / ".ray-on-ecs").rglob("*") if path.is_file() and b"hf_123" in path.read_bytes()
         ]
 
     process = start("run", "--secret", "TOKEN", *MINE, "wait")
@@ -208,7 +208,7 @@ def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run,
     line = "run mine is already active as job mine, with the flags of its first command: its log from the start\n"
     assert read_until(second, "begins") == f"{line}begins\n"
     assert "1 running, 0 queued" in run("status")[1]
-    assert [(each["name"], each["state"]) for each in json.loads(run("runs", "--json")[1])] == [("mine", "training")]
+    assert [(row["name"], row["state"]) for row in json.loads(run("runs", "--json")[1])] == [("mine", "training")]
     assert run("rm", "mine")[0] == 2
     stopped = "run mine is stopped; the same ray-on-ecs run with --run-name mine starts it again with its files"
     assert run("stop", "mine") == (0, "", f"{stopped}\n")

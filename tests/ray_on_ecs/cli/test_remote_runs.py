@@ -354,7 +354,7 @@ def test_run_whose_job_has_ended_is_not_shown_as_under_way(
     metadata = {"run_name": "mine", "storage_path": f"s3://{bucket}/runs"}
     heads.documents.write_head(HeadState(jobs=[{**job("mine", metadata=metadata), **changed}]), None)
     laptop.put_run("mine", "training", job="mine")
-    [listed] = [each for each in json.loads(run(laptop, "runs", "--json")[1]) if each["name"] == "mine"]
+    [listed] = [row for row in json.loads(run(laptop, "runs", "--json")[1]) if row["name"] == "mine"]
     assert listed["state"] == state
     status, _, err = run(laptop, "rm", "mine")
     assert (status, "under way" in err) == ((2, True) if state == "training" else (0, False)), err
@@ -364,13 +364,13 @@ def test_run_whose_job_has_ended_is_not_shown_as_under_way(
 def test_run_is_stopped_with_its_secrets(laptop: Laptop, heads: Heads, words: tuple[str, ...]) -> None:
     heads.start()
     assert run(laptop, "run", "--detach", "--secret", "TOKEN", *RUN[1:], TOKEN="hf_12345")[0] == 0
-    names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
+    names = [parameter["Name"] for parameter in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert any("TOKEN" in name for name in names)
     status, _, err = run(laptop, "stop", *words)
     assert status == 0, err
     assert words == ("mine",) or err.startswith("stopping run mine of ")  # IAM's identity
     assert heads.listed["mine"]["status"] == "STOPPED"
-    names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
+    names = [parameter["Name"] for parameter in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert not any("TOKEN" in name for name in names)
     assert run(laptop, "stop", "mine")[0] == 2
 
@@ -381,7 +381,9 @@ def test_secrets_have_the_key_of_the_stack(laptop: Laptop, heads: Heads, monkeyp
     heads.start()
     monkeypatch.delenv(SECRETS_KEY_VARIABLE)
     assert run(laptop, "run", "--detach", "--secret", "TOKEN", *RUN[1:], TOKEN="hf_12345")[0] == 0
-    [stored] = [each for each in laptop.aws("ssm").describe_parameters()["Parameters"] if "TOKEN" in each["Name"]]
+    [stored] = [
+        parameter for parameter in laptop.aws("ssm").describe_parameters()["Parameters"] if "TOKEN" in parameter["Name"]
+    ]
     assert stored["KeyId"] == key
     assert run(laptop, "stop", "mine")[0] == 0
 

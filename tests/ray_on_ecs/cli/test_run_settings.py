@@ -15,9 +15,9 @@ def config(*arguments: str) -> RunConfig:
 
 
 def test_arguments_after_the_script_belong_to_it() -> None:
-    found = config("--run-name", "mine", "train.py", "--epochs", "3", "--run-name", "other", "-m")
-    assert found.run_name == "mine"
-    assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
+    settings = config("--run-name", "mine", "train.py", "--epochs", "3", "--run-name", "other", "-m")
+    assert settings.run_name == "mine"
+    assert settings.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_unavailable_requirements_file_is_refused(tmp_path: Path, given: str, me
     folder.mkdir()
     for file in (folder / "train.py", tmp_path / "other.txt"):
         file.touch()
-    found = config("--working-dir", str(folder), "--requirements", given, "train.py")
+    settings = config("--working-dir", str(folder), "--requirements", given, "train.py")
     with pytest.raises(UsageError) as caught:
-        found.check_files()
+        settings.check_files()
     assert str(caught.value).startswith(f"--requirements: {message.format(folder=folder)}")
 
 
@@ -102,9 +102,9 @@ def test_other_file_of_packages_has_a_way_out(tmp_path: Path, name: str, cure: s
     (tmp_path / "sub").mkdir()
     for file in ("train.py", name):
         (tmp_path / file).touch()
-    found = config("--working-dir", str(tmp_path), "--requirements", name, "train.py")
+    settings = config("--working-dir", str(tmp_path), "--requirements", name, "train.py")
     with pytest.raises(UsageError) as caught:
-        found.check_files()
+        settings.check_files()
     assert str(caught.value).startswith(f"--requirements: {name!r} is not a requirements file of pip; {cure}")
 
 
@@ -177,9 +177,9 @@ def test_continuing_command_repeats_all_settings() -> None:
 @pytest.mark.parametrize("flags", [["train.py"], ["-m", "train"], ["--no-python", "./train"], ["--mpi", "train.py"]])
 def test_arguments_have_the_paths_of_the_node(flags: list[str]) -> None:
     variables = {"INPUT_DATA": "/cache/data", "RUN_DIR": "/run", "HOME": "/root", "INPUT_X": "/x"}
-    found = config("--input", "DATA=s3://b/x", *flags, "--data=$INPUT_DATA/a", "$HOME", "${RUN_DIR}", "\\$INPUT_X")
-    assert found.argv("python3", variables)[-4:] == ("--data=/cache/data/a", "$HOME", "/run", "\\$INPUT_X")
-    assert found.command[1] == "--data=$INPUT_DATA/a"
+    settings = config("--input", "DATA=s3://b/x", *flags, "--data=$INPUT_DATA/a", "$HOME", "${RUN_DIR}", "\\$INPUT_X")
+    assert settings.argv("python3", variables)[-4:] == ("--data=/cache/data/a", "$HOME", "/run", "\\$INPUT_X")
+    assert settings.command[1] == "--data=$INPUT_DATA/a"
 
 
 OF_RUNNER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")

@@ -168,15 +168,15 @@ def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[...
     folders.of("early-killed").write(layout.LOCK, "{}")
     folders.of("no-settings-yet").write(layout.LOCK, "{}")
     folders.age(130, "early-killed/run.lock", "no-settings-yet/run.lock")
-    found = listed()
-    assert {name: run["state"] for name, run in found.items()} == {
+    rows = listed()
+    assert {name: run["state"] for name, run in rows.items()} == {
         "early-finished": "finished",
         "early-training": "training",
         "early-killed": "lost",
         "early-interrupted": "interrupted",
         "no-settings-yet": "lost",
     }
-    assert 0 <= found["early-training"]["started_seconds_ago"] < 120 < found["no-settings-yet"]["started_seconds_ago"]
+    assert 0 <= rows["early-training"]["started_seconds_ago"] < 120 < rows["no-settings-yet"]["started_seconds_ago"]
 
 
 def test_resumed_run_without_a_status_is_starting(
@@ -194,9 +194,9 @@ def test_broken_document_hides_no_other_run(folders: Folders, listed: Callable[.
     folders.status("broken", "training")
     folders.of("broken").write(layout.STATUS, content.encode("latin-1"))
     folders.status("fine", "training")
-    found = listed()
-    assert found["broken"]["state"] == "unreadable"
-    assert found["fine"]["state"] == "training"
+    rows = listed()
+    assert rows["broken"]["state"] == "unreadable"
+    assert rows["fine"]["state"] == "training"
 
 
 def test_invalid_numbers_are_omitted(
@@ -207,9 +207,9 @@ def test_invalid_numbers_are_omitted(
         layout.STATUS,
         f'{{"state": "failed", "started": "{moment(60)}", "loss": NaN, "cost_usd": Infinity, "step": "x"}}',
     )
-    found = listed()
-    assert found["waits"]["loss"] is None
-    assert found["diverged"] | {"loss": None, "cost_usd": None, "step": None} == found["diverged"]
+    rows = listed()
+    assert rows["waits"]["loss"] is None
+    assert rows["diverged"] | {"loss": None, "cost_usd": None, "step": None} == rows["diverged"]
     assert main(["runs", "--local"]) == 0
     assert "None" not in capsys.readouterr().out
 
@@ -233,10 +233,10 @@ def test_jobs_without_a_folder_are_starting(
         job("x", metadata={}),
     ]
     with jobs_here(*jobs):
-        found = listed()
-    assert {name: run["state"] for name, run in found.items()} == {"new": "starting", "next": "starting"}
-    assert 25 < found["new"]["started_seconds_ago"] < HOUR
-    assert found["new"]["job"] == "new"
+        rows = listed()
+    assert {name: run["state"] for name, run in rows.items()} == {"new": "starting", "next": "starting"}
+    assert 25 < rows["new"]["started_seconds_ago"] < HOUR
+    assert rows["new"]["job"] == "new"
 
 
 def test_resumed_run_is_starting_until_its_driver_reports(
@@ -245,10 +245,10 @@ def test_resumed_run_is_starting_until_its_driver_reports(
     folders.status("mine", "interrupted")
     folders.status("ends", "finished")
     with jobs_here(job("mine", submission_id="mine.2"), job("ends")):
-        found = listed()
-    assert found["mine"]["state"] == "starting"
-    assert found["mine"]["job"] == "mine.2"
-    assert found["ends"]["state"] == "finished", "its driver has written the end and is about to exit"
+        rows = listed()
+    assert rows["mine"]["state"] == "starting"
+    assert rows["mine"]["job"] == "mine.2"
+    assert rows["ends"]["state"] == "finished", "its driver has written the end and is about to exit"
 
 
 def test_runs_of_this_machine_name_their_folder(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,8 +279,8 @@ def test_many_s3_runs_need_few_requests(
         for name in (layout.STATUS, "checkpoints/step-000000010/.metadata", "files/a/b"):
             s3_client.put_object(Bucket=BUCKET, Key=f"{prefix}/run-{index:02}/{name}", Body=status)
     with caplog.at_level(logging.INFO, logger="werkzeug"):
-        found = listed()
-    assert len(found) == 20
+        rows = listed()
+    assert len(rows) == 20
     logged = [record.getMessage() for record in caplog.records]
     requests = {words[1] for line in logged if (words := re.search('"(.*?)"', line))}  # one may be repeated
     lists = [request for request in requests if "list-type=2" in request]

@@ -211,8 +211,8 @@ def _commands_in(line: str) -> list[str]:
 def test_launcher_that_tells_the_script_how_to_train_is_not_left_out(words: str, more: str, program: str) -> None:
     """Fabric's script without `fabric run` trains on each worker alone; Accelerate's, in another precision."""
     line = refusal(words.format(program))
-    said = f"starts workers, as the run does, and tells the script {more}; start it once on each node"
-    assert (said in line, "leave it out" in line) == (bool(more), not more)
+    text = f"starts workers, as the run does, and tells the script {more}; start it once on each node"
+    assert (text in line, "leave it out" in line) == (bool(more), not more)
     assert ("leave it out" in refusal(f"--no-python --num-workers 2 {words.format(program)}")) == (not more)
 
 

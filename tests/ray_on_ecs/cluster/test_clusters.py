@@ -124,6 +124,6 @@ def test_without_a_stack_the_runs_of_this_machine_are_named(
     if has_run:
         (tmp_path / "results" / "first").mkdir(parents=True)
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert "Pulumi.yaml not found here" in said
-    assert said.endswith("; --local is for the runs of this machine\n") == has_run
+    output = capsys.readouterr().err
+    assert "Pulumi.yaml not found here" in output
+    assert output.endswith("; --local is for the runs of this machine\n") == has_run

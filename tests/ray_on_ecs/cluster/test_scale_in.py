@@ -39,8 +39,8 @@ def line(**changed: Any) -> str:
         "target": TARGET,
         "names": NAMES,
     }
-    found = describe(Facts(**facts | changed))
-    return f"{found.line} | {found.fix}" if found else ""
+    text = describe(Facts(**facts | changed))
+    return f"{text.line} | {text.fix}" if text else ""
 
 
 @pytest.mark.parametrize(("minutes", "old_tasks", "is_said"), [(1, 0, False), (11, 0, True), (1, 2, True)])
@@ -48,9 +48,9 @@ def test_deployment_that_waits_for_nothing_ends_soon(minutes: int, old_tasks: in
     begun = datetime.now(UTC) - timedelta(minutes=minutes)
     primary = {"status": "PRIMARY", "rolloutState": "IN_PROGRESS", "createdAt": begun, "runningCount": 2}
     old = [{"status": "ACTIVE", "runningCount": old_tasks}] if old_tasks else []
-    said = line(service=Service(8, 8, None, in_progress({"deployments": [primary, *old]})))
-    assert ("a deployment is in progress" in said) is is_said
-    assert "scaling in" not in said, "ECS does not scale in during a deployment"
+    text = line(service=Service(8, 8, None, in_progress({"deployments": [primary, *old]})))
+    assert ("a deployment is in progress" in text) is is_said
+    assert "scaling in" not in text, "ECS does not scale in during a deployment"
 
 
 def test_active_alarm_is_scaling_in() -> None:
@@ -118,8 +118,8 @@ def test_deployment_of_each_state(state: str) -> None:
 def test_kind_without_nodes_is_named() -> None:
     assert line(scale={"max": 0}).startswith("no workers are configured (maxWorkers is 0)")
     assert line(kind="cpu-workers", scale={"max": 0, "pool": "cpu"}) == ""
-    said = line(kind="h100-workers", scale={"max": 0, "pool": "h100"})
-    assert said.startswith("no h100-workers are configured (workerPools.h100.max is 0)")
+    text = line(kind="h100-workers", scale={"max": 0, "pool": "h100"})
+    assert text.startswith("no h100-workers are configured (workerPools.h100.max is 0)")
 
 
 @pytest.mark.parametrize(

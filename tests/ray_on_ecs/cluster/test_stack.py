@@ -134,8 +134,8 @@ def test_search_without_a_cluster_names_the_way_out(folders: Path) -> None:
 def test_use_of_the_checkout_is_said(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkout = project(folders / "checkout")
     main(["open", "first"])
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said == f"using stack (selected) of the project in {checkout}, as none here or above has a cluster"
+    output = capsys.readouterr().err.splitlines()[0]
+    assert output == f"using stack (selected) of the project in {checkout}, as none here or above has a cluster"
     start_in(checkout / "ml")
     main(["open", "first"])
     assert "using stack" not in capsys.readouterr().err

@@ -409,7 +409,7 @@ def test_wait_for_another_command_is_one_line(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(private_folder, "QUIET_SECONDS", 0.0)
-    said = "waiting: another command on this machine {}\n"
+    text = "waiting: another command on this machine {}\n"
     for lock, what in ((lambda: MachineJobs().submitting(), "submits a run"), (local_head.lock, "starts or ends Ray")):
         entered = threading.Event()
 
@@ -420,7 +420,7 @@ def test_wait_for_another_command_is_one_line(
         thread = threading.Thread(target=wait)
         with lock():
             thread.start()
-            until(lambda what=what: capsys.readouterr().err == said.format(what), between=0.01)
+            until(lambda what=what: capsys.readouterr().err == text.format(what), between=0.01)
             assert not entered.is_set()
         thread.join(60)
         assert entered.is_set()
@@ -502,10 +502,10 @@ def test_folder_of_the_run_says_how_a_killed_job_ended(
         storage.write_json("status.json", state)
     job = {"status": "FAILED", "driver_exit_code": code, "message": "killed"}
     try:
-        found: int | str = jobs.driver_exit_status("mine", job, storage, lambda: "and on")
+        text: int | str = jobs.driver_exit_status("mine", job, storage, lambda: "and on")
     except TrainingError as error:
-        found = str(error)
-    assert found == wanted
+        text = str(error)
+    assert text == wanted
 
 
 def test_ray_ends_with_the_last_ray_program(submit: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_stop_comes_after_the_run_that_it_stops(tmp_path: Path, number: int) -> 
     documents.write_request("bob", STOP, jobs=[run])
     for file in (tmp_path / REQUESTS).glob("*/*.json"):
         os.utime(file, (1000, 1000))
-    assert [_kind(each) for each in documents.requests()] == [RUN, STOP, STOP]
+    assert [_kind(request) for request in documents.requests()] == [RUN, STOP, STOP]
 
 
 def test_older_request_comes_first(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_older_request_comes_first(tmp_path: Path) -> None:
     run = documents.write_request("jane", RUN, uri="runs/mine", metadata=METADATA)
     for second, request in enumerate((stop, run), 1000):
         os.utime(tmp_path / REQUESTS / "jane" / f"{request}.json", (second, second))
-    assert [_kind(each) for each in documents.requests()] == [STOP, RUN]
+    assert [_kind(request) for request in documents.requests()] == [STOP, RUN]
 
 
 def test_broken_request_is_among_the_others(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_broken_request_is_among_the_others(tmp_path: Path) -> None:
     documents.write_request("jane", "dance")
     for file in (tmp_path / REQUESTS).glob("*/*.json"):
         os.utime(file, (1000, 1000))
-    assert {_kind(each) for each in documents.requests()} == {STOP, "broken"}
+    assert {_kind(request) for request in documents.requests()} == {STOP, "broken"}
 
 
 def _kind(request: Request | tuple[str, BrokenError]) -> str:

@@ -53,11 +53,11 @@ def forget() -> None:
 
 def test_block_ends_its_instances_half_an_hour_before_its_end(ec2: Ec2) -> None:
     last = (ec2.end - TERMINATED).timestamp()
-    found = notices()
-    assert [event.at for event in found.events] == [last]
-    assert found.end(last - WARNED.total_seconds() - 1) is None
+    notices_now = notices()
+    assert [event.at for event in notices_now.events] == [last]
+    assert notices_now.end(last - WARNED.total_seconds() - 1) is None
     for now in (last - WARNED.total_seconds(), last, last + 3600, last + 86400):
-        end = found.end(now)
+        end = notices_now.end(now)
         assert end
         assert not end.is_event, "Auto Scaling would start another, which the Block does not get"
     assert (
@@ -111,9 +111,9 @@ def test_ec2_that_never_answers_costs_one_line(ec2: Ec2, capsys: pytest.CaptureF
 
 def test_notices_of_the_instance_count_beside_the_block(ec2: Ec2, tmp_path: Path) -> None:
     (tmp_path / NOTICES_FILE).write_text(json.dumps({LIFECYCLE_STATE: "Terminated"}))
-    found = notices()
-    assert len(found.ends) == len(found.events) == 1
-    end = found.end(time.time())
+    notices_now = notices()
+    assert len(notices_now.ends) == len(notices_now.events) == 1
+    end = notices_now.end(time.time())
     assert end
     assert "Terminated" in end.what
 

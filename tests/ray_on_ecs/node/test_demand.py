@@ -257,12 +257,12 @@ def test_a_request_that_no_kind_fits_is_named_and_starts_nothing(request_: Reque
 
 def test_other_pools_count_for_none_while_they_are_not_known() -> None:
     """Else the default pool's alarm would start as many workers."""
-    found = state(
+    view = state(
         node(8, gpus_used=8, pool="h100"),
         pending=[asks(1, 0, of("h100")), asks(1, 0, of("h100", "cpu-workers", is_not=True)), asks(1, 0, ZONE_B)],
     )
-    assert requested(found, None) == {"workers": 2}
-    assert demand_of(found, None, has_cpu_workers=False).needs["workers"].in_use == 0
+    assert requested(view, None) == {"workers": 2}
+    assert demand_of(view, None, has_cpu_workers=False).needs["workers"].in_use == 0
 
 
 def test_a_gpu_counts_for_the_workers_that_are_not_known() -> None:

@@ -285,7 +285,7 @@ def test_stop_of_a_request_that_is_not_accepted_yet(place: Place, user: str) -> 
     [pending] = place.user().list_jobs()
     assert (pending["status"], pending["metadata"]["run_name"]) == (PENDING, "mine")
     place.user(user).stop_job(pending["submission_id"])
-    left = [each.kind for each in place.documents.requests() if not isinstance(each, tuple)]
+    left = [request.kind for request in place.documents.requests() if not isinstance(request, tuple)]
     assert left == ([] if user == JANE else [RUN, STOP])
     head = place.head()
     work(head, lambda: head.is_current and not place.documents.requests())

@@ -381,7 +381,7 @@ def test_broken_parts_of_a_state_are_left_out(place: Place, where: str, broken: 
     job = document["jobs"][0]
     changed = [job, broken, {**job, "log": None}, {**job, "metadata": {"x": 1}}] if where == "jobs" else broken
     path.write_text(json.dumps({**document, where: changed}))
-    assert [each["submission_id"] for each in place.user().list_jobs()] == ["mine"]
+    assert [job["submission_id"] for job in place.user().list_jobs()] == ["mine"]
     later = place.head()
     work(later, lambda: later.is_current)
     assert "mine" in place.listed()

@@ -40,8 +40,8 @@ def test_a_head_whose_gcs_fails_is_ill(
     gcs_server.error = error
     monkeypatch.setattr("sys.argv", ["ray-health", "head"])
     assert health.main() == 1
-    said = f"ray-health: the Ray head doesn't answer at 127.0.0.1:{ports.GCS} ({error.name}, as the test wants it)"
-    assert capsys.readouterr().err.startswith(said)
+    text = f"ray-health: the Ray head doesn't answer at 127.0.0.1:{ports.GCS} ({error.name}, as the test wants it)"
+    assert capsys.readouterr().err.startswith(text)
 
 
 def test_silent_gcs_times_out() -> None:
@@ -94,8 +94,8 @@ def test_worker_is_healthy_only_with_its_gpus(
         monkeypatch.setattr(gpus, "load_driver", lambda: driver)
     monkeypatch.setattr("sys.argv", ["ray-health", "worker", "--num-gpus=4"])
     assert health.main() == (1 if fault else 0)
-    said = capsys.readouterr().err
-    assert said.startswith(fault) if fault else not said
+    output = capsys.readouterr().err
+    assert output.startswith(fault) if fault else not output
 
 
 def test_worker_with_a_gpu_process_is_healthy(

@@ -170,11 +170,11 @@ class Instance:
 
 @pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Instance:
-    made = Instance(tmp_path / NOTICES_FILE)
+    machine = Instance(tmp_path / NOTICES_FILE)
     monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(tmp_path / "instance.json"))
     monkeypatch.delenv(notice.DRAIN_VARIABLE, raising=False)
-    monkeypatch.setattr(notice, "time", made)
-    return made
+    monkeypatch.setattr(notice, "time", machine)
+    return machine
 
 
 QUIET = {LIFECYCLE_STATE: "InService"}
@@ -189,8 +189,8 @@ def test_task_is_released_once_and_its_node_drained_until_the_deadline(
     assert first == ("release", 0)
     assert set(then) == {("drain", 120 - STORE_SECONDS)}, "another head would not know of it"
     assert len(then) == 120 - STORE_SECONDS - 5, "after the deadline nothing is to be said"
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["ray-worker: EC2 terminates this Spot Instance at 2017-09-18 08:22:00 UTC: draining this node"]
+    output = capsys.readouterr().out.splitlines()
+    assert output == ["ray-worker: EC2 terminates this Spot Instance at 2017-09-18 08:22:00 UTC: draining this node"]
 
 
 @pytest.mark.parametrize("then", [QUIET, {}, "", '{"spot', "null"])

@@ -75,9 +75,9 @@ def test_kind_and_pool_of_each_node(
     dashboard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     dashboard += [listed({}, is_head=True), *(listed(labels) for labels, *_ in NODES)]
-    found = nodes_of(stored(monkeypatch, INFO if is_known else None))
+    nodes = nodes_of(stored(monkeypatch, INFO if is_known else None))
     expected = [("head", ""), *(known if is_known else unknown for _, known, unknown in NODES)]
-    assert [(node.kind, node.pool) for node in found] == expected
+    assert [(node.kind, node.pool) for node in nodes] == expected
 
 
 def test_a_command_chooses_pools_by_the_heads_state(monkeypatch: pytest.MonkeyPatch, dashboard: Any) -> None:

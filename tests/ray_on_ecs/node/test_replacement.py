@@ -44,11 +44,13 @@ def instances(service: Any) -> list[dict[str, Any]]:
 
 
 def unhealthy(service: Any) -> list[str]:
-    return [each["InstanceId"] for each in instances(service) if each["HealthStatus"].lower() == "unhealthy"]
+    return [
+        instance["InstanceId"] for instance in instances(service) if instance["HealthStatus"].lower() == "unhealthy"
+    ]
 
 
 def test_one_of_five_is_marked_at_once(autoscaling: Any) -> None:
-    first, second, *_ = [each["InstanceId"] for each in instances(autoscaling)]
+    first, second, *_ = [instance["InstanceId"] for instance in instances(autoscaling)]
     assert replacement.mark_unhealthy(first, autoscaling) == f"marked {first} unhealthy; {GROUP} replaces it"
     assert replacement.mark_unhealthy(first, autoscaling) == f"{first} is marked unhealthy; {GROUP} replaces it"
     line = replacement.mark_unhealthy(second, autoscaling)
@@ -58,8 +60,8 @@ def test_one_of_five_is_marked_at_once(autoscaling: Any) -> None:
 
 def test_at_most_a_fifth_is_marked_unhealthy(autoscaling: Any) -> None:
     autoscaling.set_desired_capacity(AutoScalingGroupName=GROUP, DesiredCapacity=10)
-    for each in instances(autoscaling):
-        replacement.mark_unhealthy(each["InstanceId"], autoscaling)
+    for instance in instances(autoscaling):
+        replacement.mark_unhealthy(instance["InstanceId"], autoscaling)
     assert len(unhealthy(autoscaling)) == 2
 
 

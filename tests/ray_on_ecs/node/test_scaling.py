@@ -176,8 +176,8 @@ EMPTY = View(count=1, capacity=3, most=4, members=members(*3 * ["InService"]), h
          "the capacity has been lowered", "ECS was not asked", "ECS is about to end one", "one is replaced"],
 )  # fmt: skip
 def test_instances_that_nothing_needs_end(view: View, need: Need, limits: Any, ended: list[str]) -> None:
-    made = calls(view, need, seen("i-1", "i-2"), limits=limits)
-    assert [call for call in made if isinstance(call, End)] == [End(each) for each in ended]
+    changes = calls(view, need, seen("i-1", "i-2"), limits=limits)
+    assert [call for call in changes if isinstance(call, End)] == [End(each) for each in ended]
 
 
 def test_an_instance_is_watched_before_it_ends() -> None:

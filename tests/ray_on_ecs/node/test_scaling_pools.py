@@ -40,8 +40,8 @@ def pool(*minimums: int, most: int = 4, units: int = 1) -> dict[str, NodeGroup]:
 
 def shares(needs: list[Need], limits: dict[str, NodeGroup]) -> list[int]:
     """The workers that each kind may have."""
-    found = numbers.in_pools(workers_with(limits), dict(zip(limits, needs, strict=True)))
-    return [each["max"] for each in found.values()]
+    numbers_read = numbers.in_pools(workers_with(limits), dict(zip(limits, needs, strict=True)))
+    return [each["max"] for each in numbers_read.values()]
 
 
 def workers_with(groups: dict[str, NodeGroup]) -> ClusterInfo:
@@ -101,7 +101,7 @@ def test_shares_of_any_demand_keep_to_the_maximum() -> None:
     kinds = [need(requested, used, used + idle) for requested in (0, 2, 4) for used in (0, 1, 2) for idle in (0, 2)]
     for needs in itertools.product(kinds, repeat=3):
         granted = shares([*needs], limits)
-        least = (each["min"] for each in limits.values())
+        least = (limit["min"] for limit in limits.values())
         held = [max(each.in_use, min(number, each.nodes)) for each, number in zip(needs, least, strict=True)]
         assert all(number <= share <= 4 for number, share in zip(held, granted, strict=True))
         given = [

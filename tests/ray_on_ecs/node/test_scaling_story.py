@@ -204,8 +204,8 @@ def test_a_spot_instance_that_goes_is_replaced_once() -> None:
     gone.is_used = False
     gone.ending_at = simulator.now
     lasting.began_at, lasting.on = None, []
-    for each in simulator.instances:
-        each.is_used = False
+    for instance in simulator.instances:
+        instance.is_used = False
     simulator.stay(3 * HOUR)
     check_end(simulator, 4)
 
@@ -215,8 +215,8 @@ def test_an_instance_in_another_state_is_not_ended(state: str) -> None:
     simulator = Simulator(4, [], warm=2)
     simulator.instances[0].state = state
     simulator.count = 0
-    for each in simulator.instances:
-        each.task_at = math.inf
+    for instance in simulator.instances:
+        instance.task_at = math.inf
     simulator.stay(600)
     assert [detail for _, name, detail in simulator.calls if name == "End"] == ["i-1"]
 

@@ -67,7 +67,7 @@ def test_only_the_last_quarantined_state_is_kept(folder: Path) -> None:
             opened = state.open_state()
         assert opened is not None
         opened.mark_healthy()
-    assert [each.name for each in folder.iterdir()] == [f"{RAY}.quarantine"]
+    assert [path.name for path in folder.iterdir()] == [f"{RAY}.quarantine"]
     assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "second"
 
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from ray_on_ecs.recipes.batch_norm import BatchNorms
 
-BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(each)) * (1 + each) + each for each in range(4)]
+BATCHES = [
+    torch.randn(8, 4, generator=torch.Generator().manual_seed(index)) * (1 + index) + index for index in range(4)
+]
 STEPS = 2
 
 
@@ -48,8 +50,8 @@ def on_rank(rank: int, world_size: int, count: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_ranks_have_the_statistics_of_one(on_ranks: Any, count: int) -> None:
     [alone] = on_ranks(1, on_rank, count)
-    for each in on_ranks(2, on_rank, count):
-        torch.testing.assert_close(each, alone)
+    for rank in on_ranks(2, on_rank, count):
+        torch.testing.assert_close(rank, alone)
 
 
 def test_norms_without_statistics_or_momentum_are_left_alone() -> None:

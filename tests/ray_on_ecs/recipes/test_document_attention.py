@@ -59,9 +59,9 @@ def test_attention_within_documents_is_that_of_masks(kind: str, more: dict[str, 
 def test_models_that_need_masks_are_found(kind: str, more: dict[str, Any], fault: str) -> None:
     model = random_model(kind, **more)
     before = model.config._attn_implementation
-    found = attention.fault_of_model(model)
-    assert found is not None
-    assert fault in found
+    faults = attention.fault_of_model(model)
+    assert faults is not None
+    assert fault in faults
     assert model.config._attn_implementation == before
 
 
@@ -88,7 +88,9 @@ def test_kernel_takes_what_a_model_passes(kind: str, more: dict[str, Any], monke
         loss = loss_of(ids, ids, ids, offsets)
         loss.backward()
         assert loss.shape == ()
-        assert all(each.grad is not None and each.grad.shape == each.shape for each in model.parameters())
+        assert all(
+            parameter.grad is not None and parameter.grad.shape == parameter.shape for parameter in model.parameters()
+        )
     assert len(calls) == 2
     (query, key, value, offsets, *_), options = calls[0]
     assert query.shape == (64, 4, 16)

@@ -81,7 +81,7 @@ def test_truncating_tokenizer_keeps_the_whole_text(tokenizer: Any) -> None:
 
 def test_each_token_is_a_label_once() -> None:
     texts = [list(range(10, 10 + size)) for size in (3, 1, 12, 0, 5)]
-    learned = [[True] * len(each) for each in texts]
+    learned = [[True] * len(text) for text in texts]
     learned[2][6] = False
     batch = documents.collate(packed(texts, learned, context=4))
     assert batch["input_ids"].shape == (5, 4)
@@ -94,7 +94,7 @@ def test_each_token_is_a_label_once() -> None:
 
 def test_offsets_of_documents_begin_each_sequence() -> None:
     texts = [list(range(10, 10 + size)) for size in (3, 6)]
-    batch = documents.collate(packed(texts, [[True] * len(each) for each in texts], context=4))
+    batch = documents.collate(packed(texts, [[True] * len(text) for text in texts], context=4))
     offsets = documents.to_device(batch, torch.device("cpu"))["document_offsets"]
     assert offsets.dtype == torch.int32
     assert offsets.tolist() == [0, 3, 4, 8], "of the first sequence two documents, of the second the rest of one"

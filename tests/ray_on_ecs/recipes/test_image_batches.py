@@ -22,7 +22,7 @@ SIZE = 4
 def in_memory(count: int = 50) -> ImagesInMemory:
     pixels = torch.randint(256, (count, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     part = (pixels, torch.arange(count))
-    return ImagesInMemory("random", [str(each) for each in range(count)], part, part)
+    return ImagesInMemory("random", [str(index) for index in range(count)], part, part)
 
 
 def data_set(kind: str, folder: Path) -> Images:
@@ -43,9 +43,9 @@ def steps_of(data: Images, world_size: int = 1, **where: int) -> list[list[tuple
     for rank in range(world_size):
         sampler = sampler_of(data, Ranks(rank, world_size, CPU), **where)
         micro_batches = MicroBatches(sampler, len(data), SIZE, COUNT)
-        found = list(data.train_batches(micro_batches, CPU, seed=0, flip=True))
+        batches = list(data.train_batches(micro_batches, CPU, seed=0, flip=True))
         each = micro_batches.per_rank
-        shares.append([found[start : start + each] for start in range(0, len(found), each)])
+        shares.append([batches[start : start + each] for start in range(0, len(batches), each)])
         getattr(data, "_loaders", {}).clear()
     return [[step[n % world_size][n // world_size] for n in range(COUNT)] for step in zip(*shares, strict=True)]
 

@@ -88,14 +88,14 @@ def test_workers_follow_the_gpus(
 ) -> None:
     monkeypatch.setattr(ray_programs.sys, "platform", "linux")
     monkeypatch.setenv("STACK_GPUS", stack)
-    found = ray_programs.choose_workers(cluster, **DEFAULTS | given)
-    assert (found["num_workers"], found["use_gpu"]) == chosen
+    workers = ray_programs.choose_workers(cluster, **DEFAULTS | given)
+    assert (workers["num_workers"], workers["use_gpu"]) == chosen
 
 
 def test_gpu_of_apple_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_programs.sys, "platform", "darwin")
-    found = ray_programs.choose_workers({"GPU": 1.0, "CPU": 8.0}, None, None)
-    assert found == {"num_workers": 2, "use_gpu": False}
+    workers = ray_programs.choose_workers({"GPU": 1.0, "CPU": 8.0}, None, None)
+    assert workers == {"num_workers": 2, "use_gpu": False}
 
 
 def test_folder_is_absolute_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,9 @@ def test_loss_with_adapters_trains_them_alone() -> None:
     assert token_loss.has_plain_logits(model)
     loss_of = token_loss.TokenLoss(model, is_plain=True)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert {id(each) for each in loss_of.parameters() if each.requires_grad} == {id(each) for each in trained}
+    assert {id(parameter) for parameter in loss_of.parameters() if parameter.requires_grad} == {
+        id(each) for each in trained
+    }
     gradients = torch.autograd.grad(plain_loss(model, batch_of()), trained)
     for found, gradient in zip(torch.autograd.grad(loss_of(**batch_of()), trained), gradients, strict=True):
         assert torch.allclose(found, gradient, atol=1e-4)

@@ -35,7 +35,7 @@ def test_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> No
     }
     places = failure_report.picture_of(workers, [WorkerRank(rank, 3) for rank in range(3)], run[0])
     folder = failure_report.store_stacks(places, workers, run[1])
-    stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
+    stored = {path.name: path.read_text() for path in Path(folder).iterdir()}
     stack = "process 12 (python, sleeping)\n  thread MainThread\n    train (/home/me/train.py:7)\n"
     summary = stored.pop("stacks.txt")
     assert stored == {"rank_0.txt": stack, "rank_1.txt": "It has not answered.\n"}
@@ -60,7 +60,7 @@ def test_stacks_of_another_request_are_not_stored(run: tuple[RunConfig, RunStora
     }
     places = failure_report.picture_of(workers, [WorkerRank(rank, 7) for rank in workers], run[0], request_id)
     folder = Path(failure_report.store_stacks(places, workers, run[1], request_id))
-    assert {each.name: each.read_text() for each in folder.glob("rank_*")} == {
+    assert {path.name: path.read_text() for path in folder.glob("rank_*")} == {
         "rank_0.txt": "of this one",
         "rank_1.txt": "It has not answered.\n",
         "rank_2.txt": "It has not started.\n",

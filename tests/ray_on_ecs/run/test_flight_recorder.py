@@ -94,8 +94,8 @@ def test_newest_entries_of_a_dump_are_parsed(count: int) -> None:
         "entries": [{"collective_seq_id": number, "process_group": ["0", "default_pg"]} for number in range(count)],
         "version": "2.10",
     }
-    found = json.loads(flight_recorder._newest(json.dumps(dump, separators=(",", ":")).encode()))
-    assert found == {"entries": dump["entries"][-flight_recorder.MOST :], "version": "2.10"}
+    document = json.loads(flight_recorder._newest(json.dumps(dump, separators=(",", ":")).encode()))
+    assert document == {"entries": dump["entries"][-flight_recorder.MOST :], "version": "2.10"}
 
 
 def test_last_collective_of_a_rank_is_found(tmp_path: Path) -> None:

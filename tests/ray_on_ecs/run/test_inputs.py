@@ -38,7 +38,7 @@ def storage(s3: Any) -> RunStorage:
 
 
 def contents(folder: str) -> dict[str, str]:
-    return {str(each.relative_to(folder)): each.read_text() for each in Path(folder).rglob("*") if each.is_file()}
+    return {str(path.relative_to(folder)): path.read_text() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("source", [f"s3://{BUCKET}/data", f"s3://{BUCKET}/data/", "run:other"])

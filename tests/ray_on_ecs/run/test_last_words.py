@@ -107,8 +107,8 @@ def test_last_output_gives_the_reason(output: str, status: int, expected: LastWo
 def test_module_that_python_can_not_run_is_missing(module: str, missing: str) -> None:
     done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True)
     text = f"ModuleNotFoundError: No module named {missing}"
-    found = read(["working", *done.stderr.splitlines()], done.returncode)
-    assert found == LastWords(text, "ModuleNotFoundError")
+    words = read(["working", *done.stderr.splitlines()], done.returncode)
+    assert words == LastWords(text, "ModuleNotFoundError")
 
 
 @pytest.mark.parametrize(

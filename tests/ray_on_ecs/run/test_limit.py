@@ -119,8 +119,8 @@ def test_time_of_a_dead_driver_goes_on_to_its_last_checkpoint(storage: RunStorag
     touch(storage, CHECKPOINT, -90.0)
     assert limit.spent_before(config(), storage) == SPENT
     touch(storage, CHECKPOINT, 90.0)
-    found = limit.spent_before(config(), storage)
-    assert (found["seconds"], found["usd"]) == (1890.0, 21.0)
+    spent = limit.spent_before(config(), storage)
+    assert (spent["seconds"], spent["usd"]) == (1890.0, 21.0)
 
 
 @pytest.mark.parametrize("name", [CHECKPOINT, "ray/trial/checkpoint_000001/weights.pt"])
@@ -130,8 +130,8 @@ def test_file_that_is_copied_later_is_not_running_time(
 ) -> None:
     write(storage, "training")
     touch(storage, name, seconds)
-    found = limit.spent_before(config(driver=name.startswith("ray/")), storage)
-    assert (found["seconds"], found["usd"]) == (1800.0 + more, 20.0 + more * 40 / 3600)
+    spent = limit.spent_before(config(driver=name.startswith("ray/")), storage)
+    assert (spent["seconds"], spent["usd"]) == (1800.0 + more, 20.0 + more * 40 / 3600)
 
 
 def test_file_of_the_future_counts_until_now(storage: RunStorage) -> None:
@@ -163,8 +163,8 @@ def test_account_goes_on_from_any_status(
 ) -> None:
     write(storage, **status)
     touch(storage, CHECKPOINT, 90.0)
-    found = limit.spent_before(config(), storage)
-    assert (found["seconds"], found["usd"]) == expected
+    spent = limit.spent_before(config(), storage)
+    assert (spent["seconds"], spent["usd"]) == expected
 
 
 def test_run_without_a_status_has_spent_nothing(storage: RunStorage) -> None:
@@ -450,8 +450,8 @@ def test_limits_are_named_before_the_start() -> None:
 
 def test_reached_limit_has_numbers_without_exponents() -> None:
     spent: Spent = {"seconds": 0.0, "usd": 1_234_567.8, "hourly_usd": 40.0}
-    said = str(limit.reached(config(max_usd=1_234_567.5), spent))
-    assert said.startswith("--max-usd 1234567.5 is reached: the run has spent 1,234,567.80 USD; ")
+    text = str(limit.reached(config(max_usd=1_234_567.5), spent))
+    assert text.startswith("--max-usd 1234567.5 is reached: the run has spent 1,234,567.80 USD; ")
 
 
 @pytest.mark.parametrize("flag", ["max_hours", "max_usd"])

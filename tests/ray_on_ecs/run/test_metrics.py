@@ -27,7 +27,7 @@ def no_total(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def values(log: MetricsLog) -> list[dict[str, Any]]:
-    return [{name: value for name, value in each.items() if name != "time"} for each in log.records]
+    return [{name: value for name, value in record.items() if name != "time"} for record in log.records]
 
 
 def test_values_of_a_step_form_one_record() -> None:
@@ -77,14 +77,14 @@ def test_repeated_name_without_steps_begins_a_record() -> None:
         (f"loss: 0.5{' ' * 1000}", {}),
     ],
 )
-def test_loss_and_step_are_guessed_without_flags(line: str, guess: dict[str, float]) -> None:
+def test_loss_and_step_are_guessd_without_flags(line: str, guess: dict[str, float]) -> None:
     log = MetricsLog({})
     log.read_line(f"{line}\n")
     assert log.guess == guess
     assert (log.step, log.records) == (None, [])
 
 
-def test_a_guessed_step_is_on_the_line_of_its_loss() -> None:
+def test_a_guessd_step_is_on_the_line_of_its_loss() -> None:
     log = MetricsLog({})
     log.read_line("step 5 loss: 2.5")
     log.read_line("loss: 2.0")
@@ -399,7 +399,7 @@ def test_number_in_a_text_is_read_whole(text: str, line: str, value: float | Non
     config = RunConfig(command=("train.py",), metric=(f"eval/top-1={text}",))
     log = MetricsLog(config.metrics)
     log.read_line(line)
-    assert [each["eval/top-1"] for each in log.records] == ([] if value is None else [value])
+    assert [record["eval/top-1"] for record in log.records] == ([] if value is None else [value])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ LINES = Path(__file__).with_name("printed_lines.tsv").read_text().replace("\\e",
 def test_loss_step_and_epoch_of_a_line(loss: str, step: str, epoch: str, line: str) -> None:
     numbers = PrintedNumbers()
     assert numbers.read(TABLE) == Printed()
-    found = numbers.read(line)
-    shown = ["-" if value is None else f"{value:g}" for value in (found.loss, found.step, found.epoch)]
+    numbers_read = numbers.read(line)
+    shown = [
+        "-" if value is None else f"{value:g}" for value in (numbers_read.loss, numbers_read.step, numbers_read.epoch)
+    ]
     assert shown == [loss, step, epoch]
 
 

@@ -70,8 +70,8 @@ def ticket(name: str, workers: int | None, device: str = "auto", since: float = 
 def test_run_is_queued_behind_the_blocking_run(
     before: tuple[Ticket, ...], own: Ticket, gpus: int, behind: str | None
 ) -> None:
-    found = find_room(before, own, {"default": gpus})
-    assert (found.run_name if isinstance(found, Ticket) else None) == behind
+    room = find_room(before, own, {"default": gpus})
+    assert (room.run_name if isinstance(room, Ticket) else None) == behind
 
 
 POOLS = {"default": 4, "h100": 16, "a100": 8, "cpu": 0}

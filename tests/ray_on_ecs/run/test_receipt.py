@@ -177,17 +177,17 @@ def test_one_failure_ends_the_measurement() -> None:
     network = check()
     network.begin(PLACES)
     failed = NetworkStatus(EFA, failure="RuntimeError: x", has_ended=True)
-    found = result_of(network, NetworkStatus(EFA), failed)
-    assert found == receipt(seconds=0.0, ranks=0, failure="rank 1: RuntimeError: x")
+    result = result_of(network, NetworkStatus(EFA), failed)
+    assert result == receipt(seconds=0.0, ranks=0, failure="rank 1: RuntimeError: x")
 
 
 def test_bandwidth_is_known_without_the_network() -> None:
     network = check()
     network.begin(PLACES)
-    found = result_of(network, *[replace(DONE, transport=None)] * 2)
-    assert found == receipt(None, ranks=2)
-    assert found is not None
-    assert found.line.startswith(
+    result = result_of(network, *[replace(DONE, transport=None)] * 2)
+    assert result == receipt(None, ranks=2)
+    assert result is not None
+    assert result.line.startswith(
         "network: the network that is used is not known; all-reduce of 256 MiB on 2 nodes: 215"
     )
 
@@ -199,22 +199,22 @@ def test_measurement_ends_in_time(clock: Clock, silent: NetworkStatus | None) ->
     clock.now += module.LIMIT_SECONDS - 1
     assert result_of(network, DONE, silent) is None
     clock.now += 1
-    found = result_of(network, DONE, silent)
-    assert found is not None
-    assert (found.gbits, found.failure) == (None, TOO_LONG)
-    assert found.is_without_efa is bool(silent and silent.transport)
+    result = result_of(network, DONE, silent)
+    assert result is not None
+    assert (result.gbits, result.failure) == (None, TOO_LONG)
+    assert result.is_without_efa is bool(silent and silent.transport)
 
 
 def test_rank_with_the_fewest_interfaces_counts() -> None:
     network = check()
     network.begin(PLACES)
     least = replace(DONE, transport=Transport("NCCL", "EFA", 1))
-    found = result_of(network, DONE, least, DONE)
-    assert found is not None
-    assert found.transport == least.transport
-    found = result_of(network, least, replace(DONE, transport=SOCKETS), DONE)
-    assert found is not None
-    assert found.transport == SOCKETS
+    result = result_of(network, DONE, least, DONE)
+    assert result is not None
+    assert result.transport == least.transport
+    result = result_of(network, least, replace(DONE, transport=SOCKETS), DONE)
+    assert result is not None
+    assert result.transport == SOCKETS
 
 
 @pytest.mark.parametrize(

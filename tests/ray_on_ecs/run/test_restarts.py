@@ -62,7 +62,7 @@ def test_each_restart_is_recorded() -> None:
     restarts.note("nodes are being reclaimed", "")
     restarts.kept, restarts.is_known = FILE, True
     restarts.note("training failed", "failure 1")
-    assert [(each["cause"], each["kept"]) for each in records] == [
+    assert [(record["cause"], record["kept"]) for record in records] == [
         ("nodes are being reclaimed", None),
         ("training failed", "out/last.ckpt"),
     ]

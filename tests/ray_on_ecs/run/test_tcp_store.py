@@ -32,8 +32,8 @@ def member(address: tuple[str, int]) -> Any:
 
 def servers(parent: int) -> list[psutil.Process]:
     children = psutil.Process(parent).children()
-    found = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in found if "tcp_store_server.py" in " ".join(child.cmdline())]
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "tcp_store_server.py" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize("host", [HOST, "127.0.0.2", "::1"], ids=["one node", "several nodes", "IPv6"])
@@ -43,7 +43,9 @@ def test_ranks_share_a_store_at_one_address(host: str) -> None:
         one.set("key", "value")
         assert other.get("key") == b"value"
         [server] = servers(os.getpid())
-        listeners = [each.laddr for each in server.net_connections("all") if each.status == psutil.CONN_LISTEN]
+        listeners = [
+            connection.laddr for connection in server.net_connections("all") if connection.status == psutil.CONN_LISTEN
+        ]
         assert {host for host, _ in listeners} <= {address[0], HOST}
         assert address in listeners
     assert not server.is_running()
@@ -67,7 +69,7 @@ def test_each_group_has_an_empty_store() -> None:
         [server] = servers(os.getpid())
 
         def stores() -> int:
-            return sum(each.status == psutil.CONN_LISTEN for each in server.net_connections("all")) - 1
+            return sum(connection.status == psutil.CONN_LISTEN for connection in server.net_connections("all")) - 1
 
         assert stores() == 3
         del one, other, groups[:2]
@@ -88,8 +90,8 @@ def test_interpreter_without_pytorch_is_one_line(tmp_path: Path, capfd: pytest.C
     python.chmod(0o755)
     with serving(str(python), 2) as (_, port):
         assert listens(port)
-        said = until(lambda: capfd.readouterr().out)
-    assert re.fullmatch(rf"{python} can't serve the process group's store; that needs PyTorch 2.1\n", said)
+        output = until(lambda: capfd.readouterr().out)
+    assert re.fullmatch(rf"{python} can't serve the process group's store; that needs PyTorch 2.1\n", output)
 
 
 def hold(pipe: Connection) -> None:

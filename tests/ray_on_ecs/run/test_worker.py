@@ -507,7 +507,7 @@ def test_program_of_a_node_starts_once(tmp_path: Path) -> None:
     workers = Workers(tmp_path, count=3, script="of_each_node.py", per_node=True)
     workers.until(is_stored=True)
     others = [workers.poll()[rank] for rank in (1, 2)]
-    assert [(each.status, each.ended_at, each.pid, each.is_stored) for each in others] == [(0, None, 0, True)] * 2
+    assert [(other.status, other.ended_at, other.pid, other.is_stored) for other in others] == [(0, None, 0, True)] * 2
     assert in_manifest(workers.storage) == {"node0": "NPROC_PER_NODE 3\n"}
     workers.directive = Directive(1)
     workers.until(is_stored=True, generation=1)
@@ -590,4 +590,4 @@ def test_folder_stays_for_another_group_of_the_run(
     workers.say(action="leave", others_follow=others_follow)
     workers.until(has_left=True)
     folder = node_folder("runs", f"{workers.storage.uri} ")
-    assert [each.name for each in folder.rglob("rank0")] == ["rank0"] * others_follow
+    assert [path.name for path in folder.rglob("rank0")] == ["rank0"] * others_follow

@@ -84,7 +84,9 @@ class FakeRay:
         self.call("remove")
 
     def alive_nodes(self) -> list[dict[str, Any]]:
-        return self.call("nodes", [{"NodeID": f"node-{each}", "NodeManagerHostname": f"{each}"} for each in range(2)])
+        return self.call(
+            "nodes", [{"NodeID": f"node-{index}", "NodeManagerHostname": f"{index}"} for index in range(2)]
+        )
 
     def _actor(self) -> Any:
         node = self._located % 2

@@ -123,11 +123,11 @@ def test_machine_of_the_same_name_is_another(
     storage: RunStorage, owner: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, machine: str
 ) -> None:
     owner.kill()  # which the other machine does not see
-    found = json.loads(storage.read("run.lock"))
-    storage.write("run.lock", json.dumps({**found, "machine": machine}))
+    document = json.loads(storage.read("run.lock"))
+    storage.write("run.lock", json.dumps({**document, "machine": machine}))
 
     def refresh(seconds: float) -> None:
-        storage.write("run.lock", json.dumps({**found, "machine": machine, "refreshed": 2}))
+        storage.write("run.lock", json.dumps({**document, "machine": machine, "refreshed": 2}))
 
     monkeypatch.setattr(lock, "time", SimpleNamespace(**{**vars(time), "sleep": refresh}))
     with pytest.raises(lock.HeldError, match="is being trained by another command"):

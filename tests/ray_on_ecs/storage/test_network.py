@@ -109,7 +109,7 @@ def secure(target: str, folder: Path) -> Generator[tuple[Front, Path]]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a company's CA")])
     now = datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -122,7 +122,7 @@ def secure(target: str, folder: Path) -> Generator[tuple[Front, Path]]:
         .sign(key, hashes.SHA256())
     )
     ca, private = folder / "ca.pem", folder / "key.pem"
-    ca.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     private.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
@@ -166,9 +166,9 @@ class Laptop:
         with storage.open_writer("large") as stream:
             stream.write(content)
         target = self.folder / "copy"
-        found = storage.find("large")
-        assert found
-        filesystem.copy_to_disk(storage.store, {target: found})
+        location = storage.find("large")
+        assert location
+        filesystem.copy_to_disk(storage.store, {target: location})
         assert target.read_bytes() == content
 
 
@@ -277,9 +277,9 @@ def test_login_ends_while_a_file_is_copied(laptop: Laptop, kind: str) -> None:
     laptop.front.keys.clear()
     with storage.open_writer("large") as stream:
         stream.write(content)
-    found = storage.find("large")
-    assert found
-    filesystem.copy_to_disk(storage.store, {laptop.folder / "copy": found})
+    location = storage.find("large")
+    assert location
+    filesystem.copy_to_disk(storage.store, {laptop.folder / "copy": location})
     assert (laptop.folder / "copy").read_bytes() == content
     assert len(set(laptop.front.keys)) > 1
 

@@ -57,7 +57,7 @@ def make(kind: str, name: str, days_ago: float) -> Path:
 
 
 def kept(root: Path) -> set[str]:
-    return {each.name for each in root.glob("ray-on-ecs-*/*/*/*")}
+    return {path.name for path in root.glob("ray-on-ecs-*/*/*/*")}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_caches_go_by_age(root: Path, disk: Disk) -> None:
     old, _ = make("inputs", "old", 31), make("inputs", "new", 29)
     node_cache.make_room(0)
     assert kept(root) == {"new"}
-    assert [each.name for each in old.parent.glob(f"{old.name}*")] == [f"{old.name}.lock"]
+    assert [path.name for path in old.parent.glob(f"{old.name}*")] == [f"{old.name}.lock"]
 
 
 def test_a_use_makes_a_cache_new(root: Path, disk: Disk) -> None:
@@ -139,7 +139,7 @@ def test_what_was_not_finished_is_made_anew(root: Path) -> None:
     with pytest.raises(OSError, match="the disk is full"):
         node_cache.cached("inputs", "a", fail)
     folder = node_cache.cached("inputs", "a", lambda folder: (folder / "whole").mkdir(parents=True))
-    assert [each.name for each in folder.iterdir()] == ["whole"]
+    assert [path.name for path in folder.iterdir()] == ["whole"]
 
 
 def test_folder_that_disappears_meanwhile_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,7 @@ def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     with Path(storage.path("metrics.jsonl")).open() as reader:
         storage.write("metrics.jsonl", "new")
         assert reader.read() == "old"
-    assert [each.name for each in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
 def test_listing_leaves_out_files_that_are_being_written(tmp_path: Path) -> None:

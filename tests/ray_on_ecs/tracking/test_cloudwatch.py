@@ -227,7 +227,7 @@ def test_names_of_the_head_are_known() -> None:
     need = Need(requested=0, available=0, in_use=0)
     counts = [each for kind in ("workers", "cpu-workers") for each in metrics.of_kind(kind, need, kind == "workers")]
     of_gpus = re.findall(r'"(GPU\w+)": ', inspect.getsource(metrics))
-    assert {each["MetricName"] for each in counts} | set(of_gpus) == cloudwatch.OF_HEAD
+    assert {count["MetricName"] for count in counts} | set(of_gpus) == cloudwatch.OF_HEAD
 
 
 def test_refused_metric_is_dropped_once(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
@@ -280,9 +280,9 @@ def test_only_a_refusal_of_the_content_drops_metrics(
 def test_many_values_are_few_calls(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     cloud = Refusing()
     monitor, publisher = publisher_to(cloud, monkeypatch)
-    monitor.history += [{f"metric{each}": step / 7 for each in range(10)} for step in range(6000)]
+    monitor.history += [{f"metric{index}": step / 7 for index in range(10)} for step in range(6000)]
     publisher.publish()
-    assert {cloud.stored[f"Metric{each}"] for each in range(10)} == {6000}
+    assert {cloud.stored[f"Metric{index}"] for index in range(10)} == {6000}
     assert len(cloud.calls) <= 1 + 10 * 6000 / 4500 + 1
     assert lines == []
 
@@ -340,9 +340,11 @@ def test_cloudwatch_outage_costs_one_line(
     for epoch in range(2):
         finish(monitor, epoch)
         publisher.publish()
-    said = capsys.readouterr().out
-    assert said.startswith("CloudWatch does not accept the run's metrics; training continues (EndpointConnectionError")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().out
+    assert output.startswith(
+        "CloudWatch does not accept the run's metrics; training continues (EndpointConnectionError"
+    )
+    assert output.count("\n") == 1
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
     finish(monitor, 2)
     publisher.publish()

@@ -123,7 +123,7 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def ask(service: str, method: str, **question: Any) -> Any:
         asked.append(question["InstanceTypes"])
-        return {"SpotPriceHistory": [each for each in entries if each["InstanceType"] in question["InstanceTypes"]]}
+        return {"SpotPriceHistory": [entry for entry in entries if entry["InstanceType"] in question["InstanceTypes"]]}
 
     monkeypatch.setattr(cost_module, "ask_aws", ask)
     return asked
@@ -143,7 +143,9 @@ def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5_SPOT: 2.0, G6: 0.5})
     assert cost is not None
-    assert [(each["instance_type"], each["market"], each["hourly_usd"]) for each in cost["instances"]] == [
+    assert [
+        (instance["instance_type"], instance["market"], instance["hourly_usd"]) for instance in cost["instances"]
+    ] == [
         ("g5.xlarge", "spot", 0.41),
         ("g6.xlarge", "on-demand", 0.8048),
     ]
@@ -178,8 +180,8 @@ def test_pools_have_prices_of_their_own_zones_types_and_disks(put: Callable[...,
     cost = cost_of({G5_SPOT: 2.0, h100: 1.0, prep: 3.0, InstanceKind("p5.48xlarge", "on-demand", "h100-workers"): 0.5})
     assert cost
     assert [
-        (each["pool"], each["zones"], each["instance_type"], each["market"], each["hourly_usd"])
-        for each in cost["instances"]
+        (instance["pool"], instance["zones"], instance["instance_type"], instance["market"], instance["hourly_usd"])
+        for instance in cost["instances"]
     ] == [
         ("default", [f"{REGION}a"], "g5.xlarge", "spot", pytest.approx(0.42)),
         ("h100", [f"{REGION}b"], "p5.48xlarge", "spot", 20.5),

@@ -180,8 +180,8 @@ def test_run_that_does_not_train_has_no_estimate() -> None:
 def test_log_has_a_line_for_each_tenth() -> None:
     log = EndLog(0.0)
     ends = [End(step, 1000, (1000 - step) * 36.0) for step in range(1001)]
-    said = [end.step for end in ends if log.line(end, 36.0 * end.step)]
-    assert said == [9, *range(100, 1000, 100)]
+    output = [end.step for end in ends if log.line(end, 36.0 * end.step)]
+    assert output == [9, *range(100, 1000, 100)]
 
 
 def test_log_of_a_short_or_unknown_run_has_no_line() -> None:

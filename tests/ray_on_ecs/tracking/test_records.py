@@ -29,7 +29,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(storage: RunStorage) -> list[int]:
-    return [each["step"] for each in read_records(storage)]
+    return [record["step"] for record in read_records(storage)]
 
 
 def attempt(storage: RunStorage) -> tuple[MetricsLog, RecordFile]:

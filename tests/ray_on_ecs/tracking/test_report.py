@@ -212,11 +212,11 @@ def test_report_loads_no_other_files(storage: RunStorage, write: Callable[..., s
 
 
 def test_broken_document_costs_one_line(storage: RunStorage) -> None:
-    said = collect_lines()
+    output = collect_lines()
     storage.write("result.json", json.dumps(RESULT)[:-5])
     write_report(storage)
-    assert len(said) == 1
-    assert said[0].startswith("report.html could not be written (--run-name: result.json in ")
+    assert len(output) == 1
+    assert output[0].startswith("report.html could not be written (--run-name: result.json in ")
 
 
 def test_report_renders_the_documents_read(storage: RunStorage, write: Callable[..., str]) -> None:

@@ -72,7 +72,7 @@ def test_absent_packages_cost_their_file_alone(
     kinds: set[str],
 ) -> None:
     caplog.set_level("INFO")
-    for name in [each for each in sys.modules if each.partition(".")[0] in absent]:
+    for name in [module for module in sys.modules if module.partition(".")[0] in absent]:
         monkeypatch.delitem(sys.modules, name)
     for name in absent:
         monkeypatch.setattr(sys, "meta_path", [Absent(name), *sys.meta_path])

@@ -214,7 +214,7 @@ OLD = {"joined": REQUESTED - 1000}
 
 
 def shown(starts: Starts, now: float) -> list[str]:
-    return [describe(each) for each in starts.documents(now)]
+    return [describe(document) for document in starts.documents(now)]
 
 
 def begun(*nodes: dict[str, float], before: int = 0) -> Starts:
@@ -291,7 +291,7 @@ def test_start_whose_scripts_never_began_goes_on() -> None:
     starts.begin_scripts(REQUESTED + 430)
     starts.begin_scripts(REQUESTED + 435)  # the first time counts
     starts.request(REQUESTED + 1000)
-    assert [each["is_over"] for each in starts.documents(END)] == [True, False]
+    assert [document["is_over"] for document in starts.documents(END)] == [True, False]
 
 
 def test_events_without_a_request_say_nothing() -> None:

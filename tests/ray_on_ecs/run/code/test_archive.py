@@ -292,7 +292,7 @@ def test_archive_of_another_is_refused(tmp_path: Path, kind: str) -> None:
     place.write_bytes(content)
     with pytest.raises(StorageError, match=rf"^the run's code, \S+, is refused: .*{reason}.*; start the run again$"):
         fetch(folder_below(tmp_path / "runs"), digest, tmp_path / "node" / "code")
-    assert {each.name for each in tmp_path.iterdir()} == {"runs", "node"}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "node"}
     assert not [path for path in (tmp_path / "node").rglob("*") if not path.is_dir()]
 
 

@@ -59,7 +59,7 @@ def placed(code: Code, target: Path) -> dict[str, bool]:
     """Place the code; return whether each file is a link, by its path."""
     code.place(target)
     paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]
-    return {str(each.relative_to(target)): each.is_symlink() for each in paths}
+    return {str(path.relative_to(target)): path.is_symlink() for path in paths}
 
 
 def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:

@@ -242,11 +242,11 @@ def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
     }
     for name, target in links.items():
         (code / name).symlink_to(target)
-    found = list_code(code)
+    code_files = list_code(code)
     out = ["absolute", "by_another", "out", "pkg/out"]
-    assert found.left_out == tuple(LeftOut(name, files.LINK) for name in out)
+    assert code_files.left_out == tuple(LeftOut(name, files.LINK) for name in out)
     kept = [CodeFile(name, 0, target) for name, target in links.items() if name not in out]
-    assert found.files == tuple(sorted([CodeFile("data_tools/b.py", 3), CodeFile("pkg/a.py", 3), *kept]))
+    assert code_files.files == tuple(sorted([CodeFile("data_tools/b.py", 3), CodeFile("pkg/a.py", 3), *kept]))
 
 
 def test_absolute_links_in_the_folder_are_relative(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_sockets_and_pipes_are_left_out(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)  # the address of a socket is short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
-        found = list_code(tmp_path)
-    assert found.left_out == (LeftOut("pipe", files.NO_FILE), LeftOut("socket", files.NO_FILE))
-    assert [file.name for file in found.files] == ["t.py"]
+        code_files = list_code(tmp_path)
+    assert code_files.left_out == (LeftOut("pipe", files.NO_FILE), LeftOut("socket", files.NO_FILE))
+    assert [file.name for file in code_files.files] == ["t.py"]
 
 
 def test_any_name_is_listed(tmp_path: Path) -> None:

@@ -650,8 +650,8 @@ def test_interrupted_reset_can_be_repeated(storage: RunStorage, start: Start, tm
 
     faulty = FaultyStorage.of(storage, fails)
     folder = make_folder(faulty, tmp_path / "faulty")
-    for each in range(1, 30):
-        calls = faulty.calls + each
+    for index in range(1, 30):
+        calls = faulty.calls + index
         try:
             folder.reset()
         except OSError:

@@ -72,9 +72,9 @@ def test_file_that_turns_into_something_else_blocks_nothing(
 
     monkeypatch.setattr(module, when, replace_before)
     nodes.settle()
-    found = in_manifest(storage)
-    assert found["b"] == "1"
-    assert found.get("a") in (None, "2" * 100_000, "2", "", "-> /dev/zero", "-> nowhere", "1")
+    names = in_manifest(storage)
+    assert names["b"] == "1"
+    assert names.get("a") in (None, "2" * 100_000, "2", "", "-> /dev/zero", "-> nowhere", "1")
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a folder", "a link to a device"])

@@ -65,7 +65,7 @@ class World:
         of, count = self.nodes[node], len(self.nodes)
         if event == "write":
             of.content += 1
-            self.past.add(tuple(each.content for each in self.nodes))
+            self.past.add(tuple(node.content for node in self.nodes))
         elif event == "begin":
             of.begin_look()
         elif event == "end":

@@ -20,9 +20,12 @@ def test_newest_complete_checkpoint_is_named(tmp_path: Path, folder: str) -> Non
         if step < 30:  # the last one has no manifest yet
             storage.write(f"{folder}/step-{step:09d}/checkpoint.json", b"{}")
             os.utime(tmp_path / "run" / folder / f"step-{step:09d}" / "checkpoint.json", (seconds, seconds))
-    found = newest_of_script(storage)
-    assert found
-    assert (found.name, found.written_at.timestamp()) == (f"{folder}/step-000000020".removeprefix("./"), 1_700_000_000)
+    newest = newest_of_script(storage)
+    assert newest
+    assert (newest.name, newest.written_at.timestamp()) == (
+        f"{folder}/step-000000020".removeprefix("./"),
+        1_700_000_000,
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,9 +50,9 @@ def test_last_checkpoint_of_a_folder_is_the_newest(tmp_path: Path, steps: list[s
     for step in steps:
         storage.write(f"ck/step-{step}/checkpoint.json", b"{}")
     storage.write("ck/step-000000050/below/checkpoint.json", b"{}")
-    found = newest_of_script(storage)
-    assert found
-    assert found.name == f"ck/step-{steps[1]}"
+    newest = newest_of_script(storage)
+    assert newest
+    assert newest.name == f"ck/step-{steps[1]}"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_a_checkpoint_is_named_before_newer_files(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path / "storage"), "run")
     storage.write("checkpoints/step-000000020/checkpoint.json", b"{}")
     write_snapshot(storage, Snapshot({"best.pt": KeptFile("files/key", 1, written_at=4_000_000_000_000_000_000)}))
-    found = newest_of_script(storage)
-    assert found
-    assert (found.name, found.is_loaded) == ("checkpoints/step-000000020", True)
-    assert found.changed_at.timestamp() == 4e9
+    newest = newest_of_script(storage)
+    assert newest
+    assert (newest.name, newest.is_loaded) == ("checkpoints/step-000000020", True)
+    assert newest.changed_at.timestamp() == 4e9

@@ -68,8 +68,8 @@ def test_next_group_restores_only_what_differs(storage: RunStorage, tmp_path: Pa
         each.reset()
     with ExitStack() as opened:  # so that a new file does not get the inode of a deleted one
         before = [
-            {name: os.fstat(opened.enter_context((each.folder / name).open()).fileno()) for name in files}
-            for each in first.nodes
+            {name: os.fstat(opened.enter_context((node.folder / name).open()).fileno()) for name in files}
+            for node in first.nodes
         ]
         for each in first.nodes:
             each.keep()
@@ -628,8 +628,8 @@ def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, 
         found = steps_of(storage)
         assert step <= found <= step + 3
         step = found
-        for each in start(count).nodes:
-            assert contents(each.folder) == whole(step, count)
+        for node in start(count).nodes:
+            assert contents(node.folder) == whole(step, count)
 
 
 @NODES
@@ -650,8 +650,8 @@ def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count:
                 try:
                     nodes.poll(QUIET_SECONDS)
                 except OSError:
-                    found = steps_of(storage)
-                    assert in_manifest(storage) == whole(found, count)
+                    steps = steps_of(storage)
+                    assert in_manifest(storage) == whole(steps, count)
             assert in_manifest(storage) == whole(step, count)
         if failing % 3 == 1:  # the next attempt has all files
             assert contents(start(count).folder) == whole(step, count)

@@ -163,16 +163,16 @@ class Order:
     def check(self, named: Callable[[Path], set[int]]) -> int:
         """Return the step that a restart finds; all it finds is whole, and what is named is there."""
         self.nodes = self.start()
-        found: set[int] = set()
-        for each in self.nodes.nodes:
-            for path in each.folder.glob("ckpt-*/*"):
+        names: set[int] = set()
+        for node in self.nodes.nodes:
+            for path in node.folder.glob("ckpt-*/*"):
                 assert path.read_text() == whole(int(path.parent.name[5:]))
-            found = named(each.folder)
-            for step in found:
-                assert {path.name for path in (each.folder / f"ckpt-{step}").glob("*")} == set(
+            names = named(node.folder)
+            for step in names:
+                assert {path.name for path in (node.folder / f"ckpt-{step}").glob("*")} == set(
                     map(str, range(self.count))
                 )
-        return max(found, default=0)
+        return max(names, default=0)
 
 
 def script(name: Callable[[Order, int], Steps], *, rotates_first: bool = False) -> Callable[[Order, int], Steps]:
@@ -301,7 +301,7 @@ def test_restored_files_name_only_what_is_there(
         return call
 
     def open_files(folder: Path, *_: object) -> dict[str, bool]:
-        return dict(order.open[[each.folder for each in order.nodes.nodes].index(folder)])
+        return dict(order.open[[node.folder for node in order.nodes.nodes].index(folder)])
 
     def sleep(seconds: float) -> None:
         clock.now += seconds

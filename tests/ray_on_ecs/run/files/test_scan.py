@@ -28,10 +28,10 @@ def test_files_and_links_are_found(tmp_path: Path) -> None:
     links = {"link": "a", "dangling": "nowhere", "folder": "deep", "absolute": "/", "deep/up": ".."}
     for name, target in links.items():
         (tmp_path / name).symlink_to(target)
-    found = FolderScanner(tmp_path).scan()
-    assert found.keys() == {"a", "deep/er/b", ".hidden", *links}
-    assert {name: found[name].link for name in links} == links
-    assert found["deep/er/b"].size == 1
+    scan = FolderScanner(tmp_path).scan()
+    assert scan.keys() == {"a", "deep/er/b", ".hidden", *links}
+    assert {name: scan[name].link for name in links} == links
+    assert scan["deep/er/b"].size == 1
 
 
 @pytest.mark.parametrize("folder", [".git", ".venv", "venv", "__pycache__", "node_modules", ".pytest_cache"])

@@ -129,8 +129,8 @@ def check_folder(folder: Path, count: int) -> tuple[int, set[str]]:
     torn = set().union(*(torn for _, torn in found)) | {f"node {n}" for n, (s, _) in enumerate(found) if s != step}
     if step:
         links = [folder / f"latest{node}" for node in range(count)]
-        torn |= {each.name for each in links if not each.is_symlink() or os.readlink(each) != f"checkpoint-{step}"}
-        torn |= {"too new" for each in folder.glob("checkpoint-*") if int(each.name[11:]) > step}
+        torn |= {link.name for link in links if not link.is_symlink() or os.readlink(link) != f"checkpoint-{step}"}
+        torn |= {"too new" for path in folder.glob("checkpoint-*") if int(path.name[11:]) > step}
     return step, torn
 
 
@@ -144,8 +144,8 @@ class Attempt:
 
     def __init__(self, storage: RunStorage, root: Path, count: int, seed: int, pause: float) -> None:
         self.nodes = Nodes(storage, root / f"disks{seed}", time, count)  # ty: ignore[invalid-argument-type]
-        self.found = {check_folder(each.folder, count)[0] for each in self.nodes.nodes}
-        self.torn = set().union(*(check_folder(each.folder, count)[1] for each in self.nodes.nodes))
+        self.found = {check_folder(node.folder, count)[0] for node in self.nodes.nodes}
+        self.torn = set().union(*(check_folder(node.folder, count)[1] for node in self.nodes.nodes))
         self._telling = threading.Lock()
         self._stop = threading.Event()
         self._arguments = [str(count), str(seed), str(root), str(pause), str(STALL_SECONDS)]
@@ -188,7 +188,7 @@ def restart(storage: RunStorage, root: Path, count: int, seed: int, pause: float
 def has_stalled(root: Path, step: int, killed_at: float) -> bool:
     """Return whether the machine has stopped a writer for long about this step."""
     known = (root / "stalled").read_text().split() if (root / "stalled").exists() else []
-    beats = [each.read_text().split() for each in root.glob("beat*")]
+    beats = [path.read_text().split() for path in root.glob("beat*")]
     stalled = any(in_step == "1" and killed_at - float(at) > STALL_SECONDS for _, in_step, at in beats)
     return stalled or any(abs(int(each) - step) <= 1 for each in known)
 

@@ -65,7 +65,7 @@ class Nodes:
         self.directive = Directive(daemons=first.daemons, daemon_statuses=statuses, mpirun_has_ended=has_ended)
         self.run.learn(self.directive)
         self.second.learn(self.directive)
-        has_said = all(each in self.text for each in texts)
+        has_said = all(text in self.text for text in texts)
         assert has_said or not has_ended, self.text
         return has_said
 
@@ -109,9 +109,9 @@ def test_program_has_ranks_and_a_folder_on_each_node(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "say(os.environ['TMPDIR'])\nsay(os.path.dirname(os.environ['PMIX_SERVER_TMPDIR']))\n")
     with nodes.run, nodes.second:
         assert nodes.end() == 0, nodes.text
-    said = [line.rstrip().rsplit(" ", 1) for line in nodes.lines if line.startswith(f"{nodes.temporary}/")]
-    assert sorted(rank for _, rank in said) == list("00112233"), nodes.text
-    first, second = ({folder for folder, rank in said if rank in ranks} for ranks in ("01", "23"))
+    output = [line.rstrip().rsplit(" ", 1) for line in nodes.lines if line.startswith(f"{nodes.temporary}/")]
+    assert sorted(rank for _, rank in output) == list("00112233"), nodes.text
+    first, second = ({folder for folder, rank in output if rank in ranks} for ranks in ("01", "23"))
     assert len(first) == len(second) == 1
     assert first != second
     assert not list(nodes.temporary.iterdir())
@@ -141,7 +141,7 @@ def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes
 def test_killed_rank_ends_all_ranks(start: Callable[..., Nodes]) -> None:
     nodes = start(WAIT)
     until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
-    [rank_2] = [each for each in nodes.programs() if variable(each, "PMIX_RANK") == "2"]
+    [rank_2] = [program for program in nodes.programs() if variable(program, "PMIX_RANK") == "2"]
     rank_2.kill()
     assert nodes.end() == 128 + signal.SIGKILL
     assert "signal 9" in nodes.run.last_words.text
@@ -195,8 +195,8 @@ def test_lost_daemon_ends_the_program(start: Callable[..., Nodes]) -> None:
     nodes.second.kill()
     assert nodes.end(), nodes.text
     # mpirun hears of it from the connection, or before that from the agent that has started it.
-    said = nodes.run.last_words.text
-    assert "lost communication with a remote daemon" in said or "daemon failed to report back" in said, nodes.text
+    output = nodes.run.last_words.text
+    assert "lost communication with a remote daemon" in output or "daemon failed to report back" in output, nodes.text
     until(lambda: not nodes.programs())
 
 

@@ -30,12 +30,12 @@ def test_ray_storage_defaults_to_the_run(started: list[str], tmp_path: Path) -> 
     command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program.main", *started, "--lr", "0.1"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found[:2] == ["/runs/one/ray", "/runs/one/ray"]
-    assert found[2:6] == ["ray_train_run-one", "ray_train_run-one-2", "mine", "/elsewhere"]
-    assert found[6][1:] == ["--lr", "0.1"]
-    assert found[7] == "__main__"
-    assert found[8] == str(tmp_path / "helper.py")
+    document = json.loads(done.stdout)
+    assert document[:2] == ["/runs/one/ray", "/runs/one/ray"]
+    assert document[2:6] == ["ray_train_run-one", "ray_train_run-one-2", "mine", "/elsewhere"]
+    assert document[6][1:] == ["--lr", "0.1"]
+    assert document[7] == "__main__"
+    assert document[8] == str(tmp_path / "helper.py")
 
 
 def test_script_may_set_import_variables_of_ray(tmp_path: Path) -> None:

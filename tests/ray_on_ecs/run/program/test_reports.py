@@ -31,7 +31,7 @@ def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
     log = MetricsLog({}, history)
     for report in ReportReader(folder).read_new():
         log.take_report(report)
-    return [{name: value for name, value in each.items() if name != "time"} for each in log.records]
+    return [{name: value for name, value in record.items() if name != "time"} for record in log.records]
 
 
 def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
@@ -105,7 +105,7 @@ def test_reports_of_a_killed_program_come_from_checkpoints(tmp_path: Path) -> No
     for report in ReportReader(tmp_path).read_new():
         log.take_report(report)
     assert log.records[1]["time"] == "of its first report"
-    assert [each["loss"] for each in records(tmp_path, before)] == [0.1, 0.2, 0.3, 0.4]
+    assert [record["loss"] for record in records(tmp_path, before)] == [0.1, 0.2, 0.3, 0.4]
 
 
 def test_reports_since_the_last_checkpoint_are_repeated(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_unreadable_storage_ends_no_run(path: str, tmp_path: Path) -> None:
     reporter.after_controller_start(SimpleNamespace(run_config=config))
     reporter.before_worker_group_start(None)
     reporter.after_report(WITHOUT, [{"loss": 2}])
-    assert [each["loss"] for each in records(tmp_path, [{"step": 1, "time": "", "loss": 1.0}])] == [1.0, 2.0]
+    assert [record["loss"] for record in records(tmp_path, [{"step": 1, "time": "", "loss": 1.0}])] == [1.0, 2.0]
 
 
 def test_total_steps_of_a_report_are_those_of_the_run(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_tune_trials_are_records_and_a_table(tmp_path: Path) -> None:
         reporter.on_trial_result(0, trials, trial, trial.last_result)
     trials[0].status = "TERMINATED"
     reporter.on_trial_complete(0, trials, trials[0])
-    found = [(each["step"], each["trial"], each["loss"]) for each in records(tmp_path)]
+    found = [(record["step"], record["trial"], record["loss"]) for record in records(tmp_path)]
     assert found == [(1, 0, 0), (2, 1, 1), (3, 0, 2)]
     program_reports.TuneReporter().on_experiment_end(
         [SimpleNamespace(trial_id="c", status="ERROR", config={}, last_result=None)]
@@ -175,4 +175,4 @@ def test_sweep_and_later_trainer_add_records(tmp_path: Path) -> None:
     trainer.after_controller_start(run_of(tmp_path, None))
     trainer.before_worker_group_start(None)
     trainer.after_report(WITHOUT, [{"loss": 4}])
-    assert [each["loss"] for each in records(tmp_path, before)] == [1, 2, 3, 4]
+    assert [record["loss"] for record in records(tmp_path, before)] == [1, 2, 3, 4]

@@ -118,5 +118,5 @@ def test_settings_without_effect_are_refused(flags: list[str]) -> None:
 def test_of_the_environment_only_cpu_is_kept(device: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
     monkeypatch.setenv("RAY_ON_ECS_DEVICE", device)
-    found = parse(["--driver", "s.py"], os.environ)
-    assert (found.workers, found.device) == (None, kept)
+    parsed = parse(["--driver", "s.py"], os.environ)
+    assert (parsed.workers, parsed.device) == (None, kept)
