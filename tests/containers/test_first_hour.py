@@ -1,4 +1,4 @@
-"""README's commands for AWS in a container with Python alone: without Docker, the AWS CLI, its plugin and git.
+"""README's and the tutorial's commands for AWS in a container with Python alone: no Docker, AWS CLI, plugin or git.
 
 Pulumi's engine is not there: `pulumi up` is tests/emulator with this machine's Terraform, and runs use the other tests'
 head and S3. The clone is of the last commit.
@@ -34,21 +34,34 @@ from tests.test_docs import section
 PYTHON = "public.ecr.aws/docker/library/python:3.11-slim-bookworm"
 ABSENT = ("docker", "aws", "session-manager-plugin", "git")
 HOME = "/root/ray-on-ecs"
-[BLOCK] = re.findall(r"```sh\n(.*?)```", section("README.md", "On AWS"), re.DOTALL)
-LINES = [line.partition("  #")[0].strip() for line in BLOCK.splitlines()]
+
+
+def lines_of(page: str, heading: str) -> list[str]:
+    """Return the commands of a section."""
+    blocks = re.findall(r"```sh\n(.*?)```", section(page, heading), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+LINES = lines_of("README.md", "On AWS")
 OF_RUNS = [line for line in LINES if line.startswith("ray-on-ecs ")]
-# Pulumi's command: it knows the stack's name and region, and updates as the emulator does, which also destroys.
+TO_CREATE = {
+    "README": [*(line for line in LINES if line not in OF_RUNS), "ray-on-ecs --version"],
+    "tutorial": lines_of("docs/tutorial.md", "Create the cluster"),
+}
+# Pulumi's command: it knows the stack's name, region and keys, and updates as the emulator does, which also destroys.
 PULUMI = """
+settings=()
 pulumi() {
   case "$1 $2" in
     "stack init") stack=$3 ;;
-    "config set") [ "$3" != aws:region ] || region=$4 ;;
+    "config set") case "$3" in aws:region) region=$4 ;; --path) ;; *) settings+=(--config "$3=$4") ;; esac ;;
     "install ")
       python3 -m venv .venv && .venv/bin/python -m pip install --upgrade pip &&
       .venv/bin/python -m pip install --requirement requirements.txt ;;
     "up ")
       .venv/bin/python -m pip install --group infra &&
-      .venv/bin/python -u -m tests.emulator --stack "$stack" --region "$region" ;;
+      .venv/bin/python -u -m tests.emulator --stack "$stack" --region "$region" "${settings[@]}" ;;
   esac
 }"""
 # Flags of the Ray Train job, and of the image classifier.
@@ -125,10 +138,10 @@ def laptop(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.skipif(not shutil.which("terraform"), reason="the emulator needs Terraform")
-def test_up_without_docker_builds_in_codebuild(engine: Engine, tmp_path: Path) -> None:
-    others = [line for line in LINES if line not in OF_RUNS]
+@pytest.mark.parametrize("page", TO_CREATE)
+def test_up_without_docker_builds_in_codebuild(page: str, engine: Engine, tmp_path: Path) -> None:
     with bare_machine(engine, tmp_path, *terraform()) as machine:
-        typed = machine.type(PULUMI, *others, "ray-on-ecs --version")
+        typed = machine.type(PULUMI, *TO_CREATE[page])
     assert "CodeBuild builds build-" in typed
     assert "another plan: no changes" in typed
     assert "left behind: nothing" in typed
@@ -148,6 +161,17 @@ def test_readme_trains_with_python_alone(laptop: Machine, cluster: Cluster) -> N
     assert f"{HOME}/runs/first/report.html" in typed
     assert re.search(r"first +finished .*step 1 ", typed)
     assert "run second is stopped" in typed
+
+
+def test_tutorial_trains_and_shows_the_report(laptop: Machine) -> None:
+    *_, copy = lines_of("docs/tutorial.md", "Install")
+    train = lines_of("docs/tutorial.md", "Train on two GPUs")
+    *look, destroy = lines_of("docs/tutorial.md", "Look, and destroy")
+    assert destroy.endswith("pulumi destroy")
+    lines = (re.sub(r"\bfirst\b", "tutorial", line).replace("--epochs 300", "--epochs 20") for line in [*train, *look])
+    typed = laptop.type(". .venv/bin/activate", copy, f"cd {HOME}", *lines)
+    assert "[rank 0] epoch 19: loss" in typed
+    assert typed.splitlines()[-1] == "snapshot.pt"
 
 
 def test_wheel_trains_without_the_repository(laptop: Machine) -> None:
