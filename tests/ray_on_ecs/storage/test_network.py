@@ -470,7 +470,8 @@ def test_fault_of_network_or_login_is_one_line(
 ) -> None:
     prepare, status, text = FAULTS[kind]
     monkeypatch.setattr(aws, "ATTEMPTS", 1)
-    monkeypatch.setattr(aws, "READ_SECONDS", 0.5)
+    if prepare is silent:
+        monkeypatch.setattr(aws, "READ_SECONDS", 0.5)
     with ExitStack() as undo:
         prepare(laptop, undo)
         is_one_line(capsys, status, text)
