@@ -407,18 +407,11 @@ def test_shorter_notice_ends_scripts_that_are_ending_sooner(
     assert run.step() == told, "later polls leave the time as it is"
 
 
-def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
-    run.until("running")
-    run.home.draining_nodes = {"node-1": None}
-    lose(run, 1, with_places=True)
-    assert not run.decide()
-    assert run.lines == ["nodes are being reclaimed; restarting from the beginning"]
-
-
 DEAD = OSError(errno.ENOTCONN, "Transport endpoint is not connected", "/mnt/data")
 NO_PACKAGES = ScriptError("no packages")
 NOT_FOUND = UsageError("--input: /mnt/data is not on every node")
 OF_NODES: dict[str, tuple[dict[int, Exception], tuple[int, ...], tuple[int, ...], bool]] = {
+    "lost node": ({}, (1,), (1,), True),
     "error": ({1: DEAD}, (), (1,), True),
     "error elsewhere": ({0: DEAD}, (), (1,), False),
     "error without a notice": ({1: DEAD}, (), (), False),
