@@ -36,18 +36,8 @@ DENIED = "You are not authorized to perform this operation. Encoded authorizatio
 
 def group(pool: str, gpu: str, zone: str, types: list[str], **changed: Any) -> dict[str, Any]:
     units = {"default_nodes": 1, "units": 1, "min": 0, "max": 4, "idle_minutes": 60, "spot": False, "disk_usd": 0.0}
-    name = f"{pool}-{zone}"
-    return {
-        "pool": pool,
-        "gpu": gpu,
-        "zones": [f"us-east-1{zone}"],
-        "types": types,
-        "group": name,
-        "provider": name,
-    } | {
-        **units,
-        **changed,
-    }
+    own = {"pool": pool, "gpu": gpu, "zones": [f"us-east-1{zone}"], "types": types}
+    return {**own, **dict.fromkeys(("group", "provider"), f"{pool}-{zone}"), **units, **changed}
 
 
 A10G = {
@@ -655,7 +645,7 @@ def test_capacity_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 RESERVED = "cr-0123456789abcdef0"
-IN_BLOCK = {"reservation": {"id": RESERVED, "is_block": True}}
+IN_BLOCK = {"h100-workers": {**H100["h100-workers"], "reservation": {"id": RESERVED, "is_block": True}}}
 
 
 def block(**changed: Any) -> dict[str, Any]:
@@ -678,8 +668,7 @@ CLOSED = {
 @pytest.mark.parametrize("instances", [0, 2])
 def test_closed_reservation_moves_the_run_at_once(why: str, found: dict[str, Any], instances: int) -> None:
     """Also while its instances are there, which end soon."""
-    h100 = {"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}
-    run = Run(stack(h100, A100), needed=1, num_workers=8, gpu="H100,A100")
+    run = Run(stack(IN_BLOCK, A100), needed=1, num_workers=8, gpu="H100,A100")
     run.cloud.now += timedelta(minutes=30)
     run.cloud.reservation, run.cloud.has = found, {"h100-c": instances}
     assert run.look() == "p4d-workers"
@@ -688,7 +677,7 @@ def test_closed_reservation_moves_the_run_at_once(why: str, found: dict[str, Any
 
 
 def test_run_without_another_pool_is_told_the_start() -> None:
-    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run = Run(stack(IN_BLOCK), needed=1, num_workers=8, gpu="H100")
     run.cloud.reservation = block(State="scheduled", StartDate=BEGAN + timedelta(hours=5))
     assert run.visit(3) == ["h100-workers"] * 3
     assert run.choice.line.startswith(f"Capacity Block {RESERVED} is scheduled, and starts at 2026-01-01 05:00 UTC")
@@ -702,14 +691,14 @@ def test_run_without_another_pool_is_told_the_start() -> None:
 
 @pytest.mark.parametrize("state", ["active", "cancelled", "expired", "failed", "payment-failed", "unsupported"])
 def test_only_a_reservation_to_come_is_waited_for(state: str) -> None:
-    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run = Run(stack(IN_BLOCK), needed=1, num_workers=8, gpu="H100")
     run.cloud.reservation = block(State=state, StartDate=BEGAN + timedelta(hours=5))
     run.look()
     assert not run.choice.is_before_start
 
 
 def test_full_reservation_is_named_and_its_zone_stays() -> None:
-    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run = Run(stack(IN_BLOCK), needed=1, num_workers=8, gpu="H100")
     run.cloud.reservation, run.cloud.refusals = block(AvailableInstanceCount=0), {"h100-c": no_capacity("p5", "b")}
     run.look()
     assert run.choice.line.startswith(f"Capacity Block {RESERVED} has 0 of its 2 instances free")
@@ -718,9 +707,7 @@ def test_full_reservation_is_named_and_its_zone_stays() -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, Refused("UnauthorizedOperation", DENIED)], ids=range(3))
 def test_reservation_that_is_not_known_changes_nothing(answer: Any) -> None:
-    run = Run(
-        stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}, A100), needed=1, num_workers=8, gpu="H100,A100"
-    )
+    run = Run(stack(IN_BLOCK, A100), needed=1, num_workers=8, gpu="H100,A100")
     run.cloud.reservation, run.cloud.has = answer, {"h100-c": 1}
     assert run.visit(3) == ["h100-workers"] * 3
     assert run.choice.line == ""

@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -25,9 +26,7 @@ ON_A_GPU = (1, True, 4)  # an allocation of one worker
 
 
 def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**options: object) -> None:
-        raise AuthenticationError("Authentication token is missing or incorrect")
-
+    refuse = Mock(side_effect=AuthenticationError("Authentication token is missing or incorrect"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
@@ -53,6 +52,9 @@ def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:
         {"NodeID": str(index), "Alive": True, "Resources": each, "Labels": {f"ray.io/{k}": v for k, v in names.items()}}
         for index, each in enumerate(resources)
     ]
+
+
+P5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
 
 
 def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +178,7 @@ def test_request_moves_with_the_choice(requested: list[Any], choice: Any) -> Non
 
 
 def test_group_with_room_is_not_requested(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: p5)
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: P5)
     found = ray_cluster.wait_for_workers(RunConfig(), 60, choice=Choice("workers", "h100-workers", at_look=2))
     assert found.node_labels == OF_H100
     assert requested == [([ON_GPU], [IN_A]), "removed"]
@@ -244,9 +245,8 @@ def test_wait_for_a_reservation_is_counted_from_its_start(choice: Any, end: floa
 @pytest.mark.usefixtures("requested")
 def test_only_nodes_of_the_chosen_group_count(monkeypatch: pytest.MonkeyPatch) -> None:
     here = nodes(G5_XLARGE, availability_zone="us-west-2b")
-    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
     cpu = nodes({"CPU": 8.0}, node_group="cpu-workers", availability_zone="us-west-2b")
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *p5, *cpu])
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *P5, *cpu])
 
     def found(kind: str, **settings: Any) -> Any:
         try:
@@ -287,8 +287,7 @@ def test_workers_stay_the_same_on_the_nodes_that_are_left(
 @pytest.mark.usefixtures("requested")
 def test_workers_of_a_changed_stack_are_allocated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     here = nodes(G5_XLARGE, availability_zone="us-west-2a")
-    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *p5])
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *P5])
     before, config = WorkerAllocation(1, True, 2, node_labels={}), RunConfig(num_workers=1)
     found = [ray_cluster.wait_for_workers(config, 0, choice=Choice(kind), before=before) for kind in STACK_KINDS]
     assert found == [
@@ -307,13 +306,7 @@ def test_labels_that_change_during_the_wait_are_requested(requested: list[Any]) 
 
 @pytest.mark.usefixtures("requested")
 def test_head_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([RuntimeError("away"), RuntimeError("away"), RuntimeError("away")])
-
-    def there() -> Any:
-        if error := next(answers, None):
-            raise error
-        return nodes(G5_XLARGE)
-
+    there = Mock(side_effect=chain([RuntimeError("away")] * 3, repeat(nodes(G5_XLARGE))))
     monkeypatch.setattr(ray_cluster, "alive_nodes", there)
     monkeypatch.setattr(ray_cluster, "describe_nodes", lambda: "")
     assert ray_cluster.wait_for_workers(RunConfig(), 60).num_workers == 1
@@ -395,31 +388,20 @@ def test_moments_of_nodes_are_unknown_without_ray(
     assert ray_cluster.moments_of(["a", "b"]) == [{}, {}]
 
 
-@pytest.mark.parametrize(
-    ("workers", "joined", "in_use", "placed", "needed"),
-    [
-        (1, 0, 0, 0, 1),
-        (4, 0, 0, 0, 4),
-        (1, 1, 0, 0, 1),
-        (2, 1, 0, 0, 2),
-        (1, 1, 1, 0, 2),
-        (2, 3, 2, 0, 4),
-        (2, 2, 0, 2, 2),
-        (4, 2, 1, 0, 4),
-        (9, 0, 0, 0, 4),
-    ],
-    ids=[
-        "nothing there",
-        "a gang",
-        "a free node",
-        "a part of it",
-        "a node in use",
-        "one of three is free",
-        "in use by this job",
-        "up to the maximum",
-        "more than the maximum",
-    ],
-)
+NEEDED = {
+    "nothing there": (1, 0, 0, 0, 1),
+    "a gang": (4, 0, 0, 0, 4),
+    "a free node": (1, 1, 0, 0, 1),
+    "a part of it": (2, 1, 0, 0, 2),
+    "a node in use": (1, 1, 1, 0, 2),
+    "one of three is free": (2, 3, 2, 0, 4),
+    "in use by this job": (2, 2, 0, 2, 2),
+    "up to the maximum": (4, 2, 1, 0, 4),
+    "more than the maximum": (9, 0, 0, 0, 4),
+}
+
+
+@pytest.mark.parametrize(("workers", "joined", "in_use", "placed", "needed"), NEEDED.values(), ids=NEEDED)
 def test_instances_that_others_use_are_needed_too(
     cluster: Cluster, workers: int, joined: int, in_use: int, placed: int, needed: int
 ) -> None:
@@ -464,8 +446,5 @@ def test_instances_count_once_by_node_labels(cluster: Cluster) -> None:
 
 
 def test_unreachable_cluster_has_no_instances(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("Ray has not been started")
-
-    monkeypatch.setattr(ray_cluster.ray, "nodes", fail)
+    monkeypatch.setattr(ray_cluster.ray, "nodes", Mock(side_effect=RuntimeError("Ray has not been started")))
     assert ray_cluster.instances_with_workers() == {}
