@@ -15,13 +15,7 @@ DEPTH = 2
 
 
 def advice(text: str, folder: Path, variables: Mapping[str, str]) -> str:
-    """Return what mends an error, or an empty text.
-
-    Args:
-        text: The error's line.
-        folder: The script's working directory.
-        variables: The variables of `--env`.
-    """
+    """Return what mends the error of a line, by the script's folder and the variables of `--env`; or an empty text."""
     if found := OF_CLUSTER.search(text):
         return f"leave {found[1]} out of ray.init(), because a Ray program joins the cluster of its run"
     found = MISSING.search(text)

@@ -110,14 +110,7 @@ def describe_resources(nodes: list[Resources]) -> str:
 
 
 def shortage_message(config: RunConfig, nodes: list[Resources], seconds: float, shortage: str = "") -> str:
-    """Return the error of a run for which these nodes lack room.
-
-    Args:
-        config: The run's settings.
-        nodes: The CPUs and GPUs of each node.
-        seconds: How long it has waited.
-        shortage: What EC2 lacks, if that is known.
-    """
+    """Return the error of a run for which these nodes lack room; `shortage` is what EC2 lacks, if that is known."""
     subject = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
     devices = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
     way_out = shortage or "ask for fewer workers, another --device, or add nodes"

@@ -245,22 +245,15 @@ def is_without_ray() -> bool:
     return LOCAL_VARIABLE in os.environ and not os.environ.get("RAY_ADDRESS")
 
 
-def folder_of(gcs_address: str) -> Path:
-    """Return the folder with the tickets of this user's runs on a head, which all its drivers find."""
-    name = hashlib.sha256(gcs_address.encode()).hexdigest()[:16]
-    return temporary() / "queue" / name
-
-
 @contextmanager
 def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[Place]:
     """Wait for the run's turn, and keep its place until the block ends.
 
-    Args:
-        ticket: The run.
-        waits_behind: Called with the run before it when it waits, and whenever that is another one.
+    When it waits, `waits_behind` is called with the run before it, and again whenever that is another one.
     """
     address = "" if is_without_ray() else head_address()
-    with Place(ticket, folder_of(address)) as place:
+    folder = temporary() / "queue" / hashlib.sha256(address.encode()).hexdigest()[:16]  # this user's, of this head
+    with Place(ticket, folder) as place:
         behind: Ticket | None = None
         while True:
             gpus = None

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,7 @@ class ScriptWorker:
         self._config = settings.config
         self._storage = storage = settings.storage
         self._rank = rank
+        self._is_first_of_node = rank.local_rank == 0
         self._place = place
         self._lock = scripts_lock(storage.uri)
         self._run_folder = RunFolder(
@@ -149,10 +150,6 @@ class ScriptWorker:
         name = f"node {rank.node_rank}" if per_node else f"rank {rank.rank}"
         # mpirun on rank 0 prints the lines of all ranks.
         self._prefix = "" if is_only_one or self._config.mpi else f"[{name}] "
-
-    @property
-    def _is_first_of_node(self) -> bool:
-        return self._rank.local_rank == 0
 
     def run(self) -> None:
         """Run the script as often as the driver directs. An error becomes the worker's status."""
@@ -346,7 +343,7 @@ class ScriptWorker:
                 script = Script(process, start.exchange)
                 logger.debug(f"rank {self._rank.rank}: the script has been started in {self._folder}")
                 self.exchange.report(started_at=time.time())
-                with self._storing():
+                with run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext():
                     self._look_after(script)
                     self._end(script)
                     self._wait_for_node(script)
@@ -363,9 +360,6 @@ class ScriptWorker:
         mask = secrets.Masker(environment.secrets.values())
         options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask, self._on_state)
         return launcher.process(start, options)
-
-    def _storing(self) -> AbstractContextManager[None]:
-        return run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext()
 
     def _reset_folder(self) -> None:
         # The script of an earlier worker on this node may have its last seconds.
