@@ -566,21 +566,6 @@ def test_stacks_that_a_command_asks_for_are_stored(asked: Path, tmp_path: Path, 
     assert (told.action, told.stacks, run.state) == ("run", "", state)
 
 
-def test_request_for_stacks_never_ends_a_run(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no space")
-
-    run = Run(tmp_path)
-    run.until("running")
-    monkeypatch.setattr(RunStorage, "write", fail)
-    asked.write_text(REQUEST_ID)
-    run.workers.tell(0, stacks=Stacks(REQUEST_ID, (READ,)))
-    run.workers.tell(1, has_ended=True, status=0)
-    assert run.step(2).action == "run"
-    until(lambda: run.lines, between=0.01)
-    assert "they could not be stored (no space)" in run.lines[0]
-
-
 @pytest.mark.parametrize("request_id", [REQUEST_ID, SILENT])
 @pytest.mark.parametrize("fault", [None, OSError("no space"), ValueError("a bug")])
 def test_run_goes_on_while_stacks_are_stored(
@@ -817,6 +802,9 @@ def test_start_that_finds_files_is_told_so(run: Run) -> None:
     run.decide()
     assert run.told.resumes
     assert "(newest kept file: last.ckpt of 1970-01-01 00:00:01 UTC; failure 1 in a row" in run.lines[-1]
+    [restart] = run.record.restarts
+    assert run.lines[-1].startswith(restart["cause"])
+    assert restart["kept"] == "last.ckpt"
 
 
 def test_restart_finds_files_if_the_storage_does_not_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -846,31 +834,15 @@ def test_run_that_grows_finds_its_files(run: Run) -> None:
     assert run.record.restarts == []
 
 
-def test_restart_is_recorded_with_its_cause(run: Run) -> None:
-    keep(run)
-    run.until("running")
-    give_notice(run)
-    run.step()
-    run.decide()
-    [restart] = run.record.restarts
-    assert (restart["cause"], restart["kept"]) == ("nodes are being reclaimed", "last.ckpt")
-
-
 ENDS: dict[str, tuple[Callable[[Run], None], str]] = {
-    "failed": (
-        lambda run: run.workers.fail(),
-        f"training failed on rank 1: train.py ended with exit status 1: RuntimeError: x; {RESTARTS}",
-    ),
+    "failed": EVENTS["script fails"][:2],
     "hung": (
         hang,
         f"training failed: no progress for 600 s: all 2 ranks have not answered, stacks in STACKS; {RESTARTS}",
     ),
-    "lost": (
-        lambda run: lose(run, 1, with_places=True),
-        f"training failed on rank 1: a process of the run ended; {RESTARTS}",
-    ),
-    "error": (end_with_error, f"training failed on rank 1: no space left; {RESTARTS}"),
-    "reclaimed": (give_notice, "nodes are being reclaimed; restarting from the beginning"),
+    "lost": EVENTS["its place is lost"][:2],
+    "error": EVENTS["worker has an error"][:2],
+    "reclaimed": EVENTS["notice"][:2],
     "grows": (make_room, f"there is room for more workers; restarting with them\ntraining failed: no head; {RESTARTS}"),
     "finished": (lambda run: run.workers.finish(), f"training failed: no head; {RESTARTS}"),
     "shortage": (lambda run: setattr(run.home, "lacks", ResourceError("no GPU")), ""),

@@ -41,10 +41,6 @@ def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch,
         ray_cluster.connect()
 
 
-def refuse_to_ask(bundles: list[dict[str, float]], **more: Any) -> None:
-    raise AssertionError(f"instances would be started for {bundles}")
-
-
 def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:
     """Ray's table of nodes with these resources."""
     names = {name.replace("_", "-"): value for name, value in labels.items()}
@@ -55,31 +51,6 @@ def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:
 
 
 P5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
-
-
-def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD, G5_XLARGE))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
-
-
-@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
-def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool) -> None:
-    for name in ("placement_group", "remove_placement_group"):
-        monkeypatch.setattr(ray_cluster, name, lambda *given, **more: None)
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
-    monkeypatch.setattr(ray_cluster, "time", Clock())
-    waiting = Mock(side_effect=nullcontext)
-    with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), seconds, waiting)
-    assert waiting.called == waits
-
-
-def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
-    with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), 0)
 
 
 @pytest.fixture
@@ -99,19 +70,27 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.usefixtures("requested")
-def test_waiting_job_logs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_free_resources_are_not_requested(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD, G5_XLARGE))
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
+    assert requested == []
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
+def test_run_is_shown_as_waiting_if_it_waits(requested: list[Any], seconds: float, waits: bool) -> None:
+    waiting = Mock(side_effect=nullcontext)
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), 0.05)
-    line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
-    assert capsys.readouterr().out == line
+        ray_cluster.wait_for_workers(RunConfig(), seconds, waiting)
+    assert waiting.called == bool(requested) == waits
 
 
 @pytest.mark.usefixtures("requested")
-def test_wait_without_a_stack_calls_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_without_a_stack_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(RunConfig(), 0.05)
+    line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
+    assert capsys.readouterr().out == line
 
 
 def group(pool: str, gpu: str, zone: str, **changed: Any) -> Any:
