@@ -389,25 +389,19 @@ def test_zones_that_ec2_names_come_first() -> None:
     assert run.visit(3) == ["workers-c", "workers-b", "h100-workers"]
 
 
-def test_zones_without_a_node_group_are_to_be_added() -> None:
-    run = Run(stack({"workers": A10G["workers"]}))
-    run.cloud.refusals["default-a"] = no_capacity("g5.xlarge", "b", "d")
+@pytest.mark.parametrize(
+    ("groups", "settings", "zones", "hint"),
+    [
+        ({"workers": A10G["workers"]}, {}, "bd", f"us-east-1b and us-east-1d: add to {setting('default', 'zones')}"),
+        (H100, {"num_workers": 8}, "cd", "us-east-1d: add to workerPools.h100.zones"),
+        (CPU, {"pool": "cpu"}, "b", f"us-east-1b: add to {setting('cpu', 'zones')}"),
+    ],
+)
+def test_zones_without_a_node_group_are_to_be_added(groups: Any, settings: Any, zones: str, hint: str) -> None:
+    run = Run(stack(groups), **settings)
+    run.cloud.refusals = dict.fromkeys(("default-a", "h100-c", "cpu-a"), no_capacity("m7i.large", *zones))
     run.look()
-    assert run.choice.line.endswith(
-        f"EC2 has capacity in us-east-1b and us-east-1d: add to {setting('default', 'zones')}"
-    )
-    run = Run(stack(H100), num_workers=8)
-    run.cloud.refusals["h100-c"] = no_capacity("p5.48xlarge", "c", "d")
-    run.look()
-    assert run.choice.line.endswith("EC2 has capacity in us-east-1d: add to workerPools.h100.zones")
-
-
-def test_keys_of_each_pool_exist() -> None:
-    run = Run(stack({"cpu-workers": {**CPU["cpu-workers"], "types": ["c6i.2xlarge"]}}), pool="cpu")
-    run.cloud.refusals["cpu-a"] = no_capacity("c6i.2xlarge", "b")
-    run.look()
-    assert "workerPools" not in run.choice.line
-    assert run.choice.line.endswith(f"EC2 has capacity in us-east-1b: add to {setting('cpu', 'zones')}")
+    assert run.choice.line.endswith(f"EC2 has capacity in {hint}")
 
 
 def test_quota_is_not_asked_again_in_another_zone() -> None:

@@ -102,7 +102,7 @@ def test_script_stopped_by_the_system_is_killed(start: Start, lines: list[str]) 
 FAMILY = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={alone})
-print(child.pid)
+print(child.pid, flush=True)
 {then}
 """
 
@@ -124,32 +124,6 @@ def test_children_end_with_the_script(start: Start, lines: list[str], then: str,
     until(lambda: has_ended(int(lines[0])))
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
-def test_script_ends_with_its_parent(tmp_path: Path, alone: bool) -> None:
-    script = tmp_path / "family.py"
-    script.write_text(FAMILY.format(then="time.sleep(600)", alone=alone))
-    worker = (
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from ray_on_ecs.run.process import ProcessOptions, ScriptProcess\n"
-        f"argv = [sys.executable, '-u', {str(script)!r}]\n"
-        "options = ProcessOptions(os.environ, Path('.'), lambda line: print(line, end='', flush=True))\n"
-        "process = ScriptProcess(argv, options)\n"
-        "print(process.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    started = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True)
-    assert started.stdout
-    with started.stdout:
-        pids = [int(started.stdout.readline()) for _ in range(2)]  # in any order
-        family = [psutil.Process(pid) for pid in pids]
-        assert family[0] in family[1].children(recursive=True) or family[1] in family[0].children(recursive=True)
-        assert not psutil.Process(started.pid).children(), "Ray kills those of a worker that ends"
-        started.kill()
-        started.wait()
-        until(lambda: have_ended(family))
-
-
 # Reports its start, and writes a file after SIGTERM.
 GENTLE = """
 import signal, sys, time
@@ -164,7 +138,7 @@ signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(600)
 """
-# Starts the script, prints its process ID, and waits.
+# Starts the script, and waits.
 WORKER = """
 import os, sys, time
 from pathlib import Path
@@ -174,6 +148,18 @@ options = ProcessOptions(os.environ, folder, lambda line: print(line, flush=True
 process = ScriptProcess([sys.executable, "-c", sys.argv[1]], options)
 time.sleep(600)
 """
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
+def test_script_ends_with_its_parent(tmp_path: Path, alone: bool) -> None:
+    command = [sys.executable, "-c", WORKER, FAMILY.format(then="time.sleep(600)", alone=alone), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout
+        child = psutil.Process(int(worker.stdout.readline()))
+        family = [child, *child.parents()[:2]]  # the script, and its supervisor
+        assert not psutil.Process(worker.pid).children(), "Ray kills those of a worker that ends"
+        worker.kill()
+    until(lambda: have_ended(family))
 
 
 def test_script_of_a_killed_worker_may_save(tmp_path: Path) -> None:
