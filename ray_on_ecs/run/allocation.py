@@ -18,12 +18,9 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True)
 class WorkerAllocation:
-    """The workers of a run.
+    """The workers of a run: their number, the CPUs that each of them may use, and a GPU each or none.
 
     Attributes:
-        num_workers: The number of workers.
-        use_gpu: True if each worker has a GPU.
-        cpus_per_worker: The number of CPUs that a worker may use.
         limits: Minimum and maximum number of workers of an elastic run.
         node_labels: The labels that the workers' nodes must have, as Ray selects nodes by them.
     """

@@ -102,12 +102,7 @@ def run(admitted: Admission) -> dict[str, Any]:
 
 
 class RunDriver:
-    """The driver of one run.
-
-    Attributes:
-        hours: The hours of the run's instances.
-        monitor: The progress of the run.
-    """
+    """The driver of one run."""
 
     def __init__(self, admitted: Admission, home: Home, sources: Mapping[str, str]) -> None:
         document = self._document = admitted.document
