@@ -168,21 +168,19 @@ class ScriptWorker:
         if self._rank.rank == 0:
             self._recorder = MetricsRecorder(self._config.metrics, self._storage)
         generation = -1
-        is_restart = False
         while True:
             directive = self._next_start(generation)
             self._store.close()  # not before: scripts of other nodes may end later
             logger.debug(f"rank {self._rank.rank}: {directive.action}, start {directive.generation}")
             if directive.action == "leave":
                 break
-            generation = directive.generation
+            is_restart, generation = generation >= 0, directive.generation
             self._files = None
             if self._is_first_of_node and is_restart:
                 self._reset_folder()
             self.exchange.begin(generation)
             if self._is_first_of_node and is_restart:
                 self._leave_if_node_fails(has_run=True)
-            is_restart = True
             self._run_once(environment)
         if self._is_first_of_node and directive.others_follow:
             self._run_folder.keep()

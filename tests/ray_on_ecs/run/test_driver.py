@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -155,9 +154,6 @@ class SimulatedHome(Home):
             raise self.missing
         self.groups.append(next(self.makes))
         return self.groups[-1]
-
-    def instances(self) -> Counter[Any]:
-        return Counter()
 
     def moments_of(self, node_ids: Collection[str]) -> list[Moments]:
         assert node_ids == {"node-0", "node-1"}

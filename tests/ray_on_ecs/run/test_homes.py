@@ -14,7 +14,6 @@ from ray_on_ecs.run import homes, worker_group
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.homes import RayCluster
 from ray_on_ecs.run.receipt import InstanceNetwork
-from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.log_lines import collect_lines
@@ -66,11 +65,8 @@ def home(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> Any:
     return home
 
 
-SETTINGS: Any = Settings.__new__(Settings)
-
-
 def test_each_group_but_the_first_begins_a_wait(home: Any, choice: Choice) -> None:
-    assert [home.new_group(SETTINGS) for _ in range(2)] == [(96, SECOND)] * 2
+    assert [home.new_group(None) for _ in range(2)] == [(96, SECOND)] * 2
     assert home.waits == [(60.0, FIRST), (60.0, SECOND)]
     assert choice.calls == ["anew"]
 
@@ -78,16 +74,16 @@ def test_each_group_but_the_first_begins_a_wait(home: Any, choice: Choice) -> No
 @pytest.mark.parametrize("moves", [False, True])
 def test_workers_on_nodes_in_use_wait_on_or_move(home: Any, choice: Choice, moves: bool) -> None:
     choice.moves = moves
-    home.new_group(SETTINGS)
+    home.new_group(None)
     assert home.is_busy() is not moves
-    home.new_group(SETTINGS)
+    home.new_group(None)
     assert choice.calls == ["on after 60 s"], "the wait goes on"
 
 
 def test_lost_nodes_are_not_busy(home: Any, choice: Choice) -> None:
     home.has_nodes = False
     assert not home.is_busy()
-    home.new_group(SETTINGS)
+    home.new_group(None)
     assert choice.calls == ["anew"]
 
 

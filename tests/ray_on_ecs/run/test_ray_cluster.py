@@ -22,7 +22,6 @@ ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
-ON_A_GPU = (1, True, 4)  # an allocation of one worker
 
 
 def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +71,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_free_resources_are_not_requested(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD, G5_XLARGE))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(1, True, 4)
     assert requested == []
 
 
@@ -141,7 +140,6 @@ class Choice:
 
 
 IN_A = {"ray.io/node-group": "!in(cpu-workers,h100)", "ray.io/availability-zone": "us-west-2a"}
-STACK_KINDS = ("workers", "h100-workers")
 IN_B = {**IN_A, "ray.io/availability-zone": "us-west-2b"}
 OF_H100 = {"ray.io/node-group": "h100"}
 ON_GPU = {"CPU": 1.0, "GPU": 1.0}
@@ -268,11 +266,9 @@ def test_workers_of_a_changed_stack_are_allocated_anew(monkeypatch: pytest.Monke
     here = nodes(G5_XLARGE, availability_zone="us-west-2a")
     monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *P5])
     before, config = WorkerAllocation(1, True, 2, node_labels={}), RunConfig(num_workers=1)
-    found = [ray_cluster.wait_for_workers(config, 0, choice=Choice(kind), before=before) for kind in STACK_KINDS]
-    assert found == [
-        WorkerAllocation(1, True, 4, node_labels=IN_A),
-        WorkerAllocation(1, True, 24, node_labels=OF_H100),
-    ]
+    for kind, cpus, labels in (("workers", 4, IN_A), ("h100-workers", 24, OF_H100)):
+        found = ray_cluster.wait_for_workers(config, 0, choice=Choice(kind), before=before)
+        assert found == WorkerAllocation(1, True, cpus, node_labels=labels)
 
 
 @pytest.mark.usefixtures("requested")
