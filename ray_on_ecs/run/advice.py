@@ -25,16 +25,14 @@ def advice(text: str, folder: Path, variables: Mapping[str, str]) -> str:
 def _missing(name: str, is_hidden: bool, folder: Path, variables: Mapping[str, str]) -> str:
     top, _, inner = name.partition(".")
     places = _places(top, folder)
+    here = os.path.relpath(places[0], folder) if places else ""
     if inner and places:
-        here = os.path.relpath(places[0], folder)
         fault = f"hides the package {top}; rename it" if is_hidden else f"does not have it; correct the name {name}"
         return f"{top} in {'the folder' if here == '.' else here} of the code {fault}"
     if inner:  # Python has found the package itself
-        return (
-            f"{top} is installed, and another version of it may have the module: name that in a file for --requirements"
-        )
+        way_out = "another version of it may have the module: name that in a file for --requirements"
+        return f"{top} is installed, and {way_out}"
     if places:
-        here = os.path.relpath(places[0], folder)
         path = os.pathsep.join(filter(None, (here, variables.get("PYTHONPATH"))))
         return f"{top} is code in {'the folder itself' if here == '.' else here}: --env PYTHONPATH={path} finds it"
     return "name its package in a file for --requirements"

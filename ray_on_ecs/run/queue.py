@@ -165,12 +165,13 @@ class Place:
             if path == self._path or not is_meant(path):
                 continue
             with suppress(OSError, ValueError, TypeError), path.open() as file:
-                if not _is_locked(file.fileno()):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink(missing_ok=True)
-                    continue
-                ticket = Ticket.read(json.load(file))
-                has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
-                tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
+                except BlockingIOError:  # its driver lives
+                    ticket = Ticket.read(json.load(file))
+                    has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
+                    tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
         return tickets
 
     def begin_if_free(self, gpus: Mapping[str, int] | None) -> Ticket | None:
@@ -212,14 +213,6 @@ class Place:
         self._file.truncate()
         json.dump(asdict(self._ticket), self._file)
         self._file.flush()
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def head_address() -> str:
