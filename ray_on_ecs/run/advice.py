@@ -15,13 +15,7 @@ DEPTH = 2
 
 
 def advice(text: str, folder: Path, variables: Mapping[str, str]) -> str:
-    """Return what mends an error, or an empty text.
-
-    Args:
-        text: The error's line.
-        folder: The script's working directory.
-        variables: The variables of `--env`.
-    """
+    """Return what mends the error of a line, by the script's folder and the variables of `--env`; or an empty text."""
     if found := OF_CLUSTER.search(text):
         return f"leave {found[1]} out of ray.init(), because a Ray program joins the cluster of its run"
     found = MISSING.search(text)
@@ -31,16 +25,14 @@ def advice(text: str, folder: Path, variables: Mapping[str, str]) -> str:
 def _missing(name: str, is_hidden: bool, folder: Path, variables: Mapping[str, str]) -> str:
     top, _, inner = name.partition(".")
     places = _places(top, folder)
+    here = os.path.relpath(places[0], folder) if places else ""
     if inner and places:
-        here = os.path.relpath(places[0], folder)
         fault = f"hides the package {top}; rename it" if is_hidden else f"does not have it; correct the name {name}"
         return f"{top} in {'the folder' if here == '.' else here} of the code {fault}"
     if inner:  # Python has found the package itself
-        return (
-            f"{top} is installed, and another version of it may have the module: name that in a file for --requirements"
-        )
+        way_out = "another version of it may have the module: name that in a file for --requirements"
+        return f"{top} is installed, and {way_out}"
     if places:
-        here = os.path.relpath(places[0], folder)
         path = os.pathsep.join(filter(None, (here, variables.get("PYTHONPATH"))))
         return f"{top} is code in {'the folder itself' if here == '.' else here}: --env PYTHONPATH={path} finds it"
     return "name its package in a file for --requirements"

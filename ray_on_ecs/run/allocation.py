@@ -18,12 +18,9 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True)
 class WorkerAllocation:
-    """The workers of a run.
+    """The workers of a run: their number, the CPUs that each of them may use, and a GPU each or none.
 
     Attributes:
-        num_workers: The number of workers.
-        use_gpu: True if each worker has a GPU.
-        cpus_per_worker: The number of CPUs that a worker may use.
         limits: Minimum and maximum number of workers of an elastic run.
         node_labels: The labels that the workers' nodes must have, as Ray selects nodes by them.
     """
@@ -110,14 +107,7 @@ def describe_resources(nodes: list[Resources]) -> str:
 
 
 def shortage_message(config: RunConfig, nodes: list[Resources], seconds: float, shortage: str = "") -> str:
-    """Return the error of a run for which these nodes lack room.
-
-    Args:
-        config: The run's settings.
-        nodes: The CPUs and GPUs of each node.
-        seconds: How long it has waited.
-        shortage: What EC2 lacks, if that is known.
-    """
+    """Return the error of a run for which these nodes lack room; `shortage` is what EC2 lacks, if that is known."""
     subject = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
     devices = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
     way_out = shortage or "ask for fewer workers, another --device, or add nodes"

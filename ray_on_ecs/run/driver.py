@@ -21,16 +21,9 @@ from typing import Any, Literal, TypeVar
 from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs, limit
 from ray_on_ecs.run.admission import Admission
-from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
+from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise
 from ray_on_ecs.run.files.newest import newest_stored
-from ray_on_ecs.run.group import (
-    Directive,
-    Group,
-    GroupError,
-    NoPlacesError,
-    WorkerStatus,
-    WorkerStatuses,
-)
+from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
@@ -109,12 +102,7 @@ def run(admitted: Admission) -> dict[str, Any]:
 
 
 class RunDriver:
-    """The driver of one run.
-
-    Attributes:
-        hours: The hours of the run's instances.
-        monitor: The progress of the run.
-    """
+    """The driver of one run."""
 
     def __init__(self, admitted: Admission, home: Home, sources: Mapping[str, str]) -> None:
         document = self._document = admitted.document
@@ -287,10 +275,7 @@ class RunDriver:
                     self._ended_for, self._error = "finished", None
                 self._check_stored(of_start)
                 self._state = "ended"
-        self._count_time(group)
-
-    def _count_time(self, group: Group) -> None:
-        """Count the running time: with places, from the first start on, and not while a Ray program waits."""
+        # Running time counts with places, from the first start on, and not while a Ray program waits.
         waits = not self._home.allocation and self._record.is_waiting
         self._limit.count(is_running=self._policy.has_begun and bool(group.places) and not waits)
 
@@ -505,10 +490,9 @@ class RunDriver:
         if isinstance(decision, Raise):
             raise failure_report.write_error(failure, decision, self._config, self._storage) from failure.cause
         self._check_limit()
-        if isinstance(decision, Restart):
-            what = failure.what if failure.kind == "reclaimed" else str(failure)
-            stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
-            self._restarts.note(f"{what}{stacks}", decision.count)
+        what = failure.what if failure.kind == "reclaimed" else str(failure)
+        stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
+        self._restarts.note(f"{what}{stacks}", decision.count)
 
     def _check_limit(self) -> None:
         """Raise LimitReached if the run has reached a limit."""

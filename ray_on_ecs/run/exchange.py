@@ -90,10 +90,9 @@ class Exchange:
 
     def begin(self, generation: int) -> None:
         """Begin a start of the scripts, with the status of a worker whose script has not started."""
-        status = self.status
-        blank = WorkerStatus(generation=generation, metrics=status.metrics, url=status.url)
+        kept = {name: getattr(self.status, name) for name in ("metrics", "url", "is_prepared")}
         with self._news:
-            self.status = replace(blank, is_prepared=status.is_prepared)
+            self.status = WorkerStatus(generation=generation, **kept)
             self._version += 1
             self._news.notify_all()
 

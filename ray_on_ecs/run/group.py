@@ -19,15 +19,7 @@ from ray_on_ecs.tracking.end import Steps
 
 @dataclass(frozen=True)
 class WorkerRank:
-    """Ranks of a worker and sizes of its group; the defaults are of a group of one.
-
-    Attributes:
-        rank: Its rank among all workers.
-        world_size: The number of all workers.
-        local_rank: Its rank among the workers of its node.
-        local_world_size: The number of these.
-        node_rank: The rank of its node.
-    """
+    """Ranks of a worker and sizes of its group, as torchrun has them; the defaults are of a group of one."""
 
     rank: int = 0
     world_size: int = 1

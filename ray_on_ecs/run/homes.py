@@ -19,7 +19,6 @@ from ray_on_ecs.contract import WORKERS
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here
-from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.group import Group
 from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
@@ -28,9 +27,8 @@ from ray_on_ecs.run.queue import POLL_SECONDS, head_address, is_without_ray
 from ray_on_ecs.run.receipt import InstanceNetwork
 from ray_on_ecs.run.thread_group import ThreadGroup
 from ray_on_ecs.run.worker import Settings
-from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import InstanceKind
-from ray_on_ecs.tracking.run_record import Pool, RunRecord
+from ray_on_ecs.tracking.run_record import Pool
 from ray_on_ecs.tracking.starts import Moments
 
 logger = logging.getLogger(__name__)
@@ -181,12 +179,12 @@ class RayCluster(Home):
 class RayProgram(Home):
     """A Ray program on the head: one worker, whose script starts the others; see Home."""
 
-    def __init__(
-        self, config: RunConfig, storage: RunStorage, code: Code, sources: Mapping[str, str], record: RunRecord
-    ) -> None:
+    def __init__(self, admitted: Admission, sources: Mapping[str, str]) -> None:
         from ray_on_ecs.run import ray_cluster
         from ray_on_ecs.run.program import resources, worker
         from ray_on_ecs.run.program.launcher import ProgramLauncher
+
+        document, record = admitted.document, admitted.record
 
         def note_waiting(needs: resources.Needs) -> None:
             record.note_waiting(bool(needs))
@@ -198,9 +196,10 @@ class RayProgram(Home):
         self.is_one_node = ray_cluster.is_one_node()
         self.cluster = head_address()
         self._resources = resources
-        self._seconds = max(config.worker_timeout, MIN_WAIT_SECONDS)
+        self._seconds = max(document.config.worker_timeout, MIN_WAIT_SECONDS)
         self._watch = resources.ProgramWatch(note_waiting)
-        self.launcher = ProgramLauncher(storage, worker.needs_of(config, code, sources), self._watch)
+        needs = worker.needs_of(document.config, document.code, sources)
+        self.launcher = ProgramLauncher(document.storage, needs, self._watch)
 
     def watching(self) -> AbstractContextManager[None]:
         """See Home."""
@@ -263,18 +262,14 @@ def home_of(admitted: Admission, sources: Mapping[str, str]) -> Generator[Home]:
         ResourceError: The cluster can't be reached, or lacks room.
         UsageError: The cluster wants another token.
     """
-    document = admitted.document
-    config = document.config
+    config = admitted.document.config
     if is_without_ray() and not config.driver:
         yield Home(config)
         return
     from ray_on_ecs.run import ray_cluster
 
     with ray_cluster.connected(), ray_cluster.ending_without_head(config):
-        if config.driver:
-            yield RayProgram(config, document.storage, document.code, sources, admitted.record)
-        else:
-            yield RayCluster(admitted)
+        yield RayProgram(admitted, sources) if config.driver else RayCluster(admitted)
 
 
 def launcher_of(config: RunConfig) -> Launcher:

@@ -11,53 +11,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
-from ray_on_ecs.run.group import Directive, Peer, WorkerRank
+from ray_on_ecs.run.group import Peer, WorkerRank
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
-from ray_on_ecs.run.stacks import ProcessStacks
+
+if TYPE_CHECKING:
+    from ray_on_ecs.run.mpi.launcher import MpiNode
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-
-
-class Process(Protocol):
-    """The script, or a worker's part of it; a context that ends it."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> object: ...
-
-    @property
-    def pid(self) -> int:
-        """The process whose descendant the script is; 0 while there is none."""
-
-    def wait(self, seconds: float) -> int | None:
-        """Wait for the end; return the exit status, or None if it still runs."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return the state of the script, as fields of its worker's status."""
-
-    def learn(self, directive: Directive) -> None:
-        """Take what the driver says of the other workers."""
-
-    def has_ended(self, directive: Directive) -> bool:
-        """Return whether all processes of the script on this node have ended."""
-
-    def heard(self) -> None:
-        """Count a sign of life that is not a line of output."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the script."""
-
-    def kill(self) -> None:
-        """Kill the script and all processes that it has started."""
-
-    def dump(self) -> tuple[ProcessStacks, ...]:
-        """Return the stacks of the script's Python processes on this node, which run on."""
-
-    def stacks(self) -> str:
-        """End the script by SIGABRT, and return its stacks."""
+# The script, or a worker's part of it; a context that ends it. MpiNode has those methods that a worker calls.
+Process: TypeAlias = "ScriptProcess | MpiNode"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,15 +44,7 @@ EXCLUDED = "without the head, disks, traffic and idle instances"
 
 @dataclass(frozen=True)
 class Count:
-    """One limit, and what the run has spent of it: hours at 1 an hour, or dollars.
-
-    Attributes:
-        name: Its setting.
-        unit: Its unit.
-        most: The limit.
-        spent: The part that is spent.
-        hourly: How much an hour takes.
-    """
+    """One limit, and what the run has spent of it: hours at 1 an hour, or dollars. Its name is that of the setting."""
 
     name: str
     unit: str
@@ -179,14 +171,9 @@ class Money(NamedTuple):
 
 
 class Limit:
-    """Account of a run, and its limits. The driver's thread counts the time, and another one the dollars.
+    """Account of a run, which goes on from its commands before, and its limits.
 
-    Args:
-        config: The run's settings.
-        before: What its earlier commands have spent.
-        hours: The hours of its instances.
-        prices: Returns the prices of kinds of instances.
-        now: The monotonic time.
+    The driver's thread counts the time, and another one the dollars.
     """
 
     def __init__(

@@ -37,15 +37,7 @@ Bundle = tuple[PlacementGroup, int]
 
 @dataclass(frozen=True)
 class Placed:
-    """A worker in its place.
-
-    Attributes:
-        rank: Its rank.
-        place: Its place.
-        gpus: The GPUs of all workers of its node.
-        bundle: Its resources.
-        actor: Its first actor.
-    """
+    """A worker in its place, with its first actor; `gpus` are those of all workers of its node."""
 
     rank: WorkerRank
     place: Place
@@ -55,12 +47,7 @@ class Placed:
 
 
 class Placing:
-    """The places of one group of workers. Any call may raise one of `RAY_ERRORS`.
-
-    Args:
-        allocation: The number of the workers and their resources.
-        seconds: How long to wait for the places.
-    """
+    """The places of one group of workers, and the seconds to wait for them. Any call may raise one of `RAY_ERRORS`."""
 
     def __init__(self, allocation: WorkerAllocation, seconds: float) -> None:
         self._allocation = allocation
@@ -161,10 +148,7 @@ class Placing:
 def number(locations: Sequence[Location], actors: Sequence[tuple[Any, Bundle]], shared: set[str]) -> list[Placed]:
     """Return the workers by rank: by nodes in the order of their places, and by GPUs.
 
-    Args:
-        locations: The location of each actor.
-        actors: The actors with their bundles.
-        shared: The nodes that are not alone on their machines.
+    Each actor has a location and a bundle; `shared` are the nodes that are not alone on their machines.
     """
     nodes = list(dict.fromkeys(location.node_id for location in locations))
     order = sorted(

@@ -165,12 +165,13 @@ class Place:
             if path == self._path or not is_meant(path):
                 continue
             with suppress(OSError, ValueError, TypeError), path.open() as file:
-                if not _is_locked(file.fileno()):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink(missing_ok=True)
-                    continue
-                ticket = Ticket.read(json.load(file))
-                has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
-                tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
+                except BlockingIOError:  # its driver lives
+                    ticket = Ticket.read(json.load(file))
+                    has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
+                    tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
         return tickets
 
     def begin_if_free(self, gpus: Mapping[str, int] | None) -> Ticket | None:
@@ -214,14 +215,6 @@ class Place:
         self._file.flush()
 
 
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 def head_address() -> str:
     """Return the address of the head in `RAY_ADDRESS`, which Ray sets for its jobs: `host:port`.
 
@@ -245,22 +238,15 @@ def is_without_ray() -> bool:
     return LOCAL_VARIABLE in os.environ and not os.environ.get("RAY_ADDRESS")
 
 
-def folder_of(gcs_address: str) -> Path:
-    """Return the folder with the tickets of this user's runs on a head, which all its drivers find."""
-    name = hashlib.sha256(gcs_address.encode()).hexdigest()[:16]
-    return temporary() / "queue" / name
-
-
 @contextmanager
 def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[Place]:
     """Wait for the run's turn, and keep its place until the block ends.
 
-    Args:
-        ticket: The run.
-        waits_behind: Called with the run before it when it waits, and whenever that is another one.
+    When it waits, `waits_behind` is called with the run before it, and again whenever that is another one.
     """
     address = "" if is_without_ray() else head_address()
-    with Place(ticket, folder_of(address)) as place:
+    folder = temporary() / "queue" / hashlib.sha256(address.encode()).hexdigest()[:16]  # this user's, of this head
+    with Place(ticket, folder) as place:
         behind: Ticket | None = None
         while True:
             gpus = None

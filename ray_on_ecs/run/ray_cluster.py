@@ -222,10 +222,7 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
 
 def has_free_room(config: RunConfig, kind: str, info: ClusterInfo, *, use_gpu: bool) -> bool:
     """Return whether the nodes of a kind have room now for the fewest workers; False if Ray does not answer."""
-    try:
-        return sum(_free_slots(kind, info, use_gpu)) >= config.fewest_workers
-    except RAY_ERRORS:
-        return False
+    return sum(_free_slots(kind, info, use_gpu)) >= config.fewest_workers
 
 
 def instances_needed(workers: int, kind: str, info: ClusterInfo, *, use_gpu: bool) -> tuple[int, int]:
@@ -233,22 +230,21 @@ def instances_needed(workers: int, kind: str, info: ClusterInfo, *, use_gpu: boo
 
     The first has those that others use, too. It is not more than the maximum, which may be in use.
     """
-    group = info["groups"][kind]
-    try:
-        slots = _free_slots(kind, info, use_gpu)
-    except RAY_ERRORS:
-        slots = []
+    group, slots = info["groups"][kind], _free_slots(kind, info, use_gpu)
     missing = max(workers - sum(slots), 0)
     return min(len(slots) + instances_for(missing, group, use_gpu=use_gpu), group["max"]), slots.count(0)
 
 
 def _free_slots(kind: str, info: ClusterInfo, use_gpu: bool) -> list[int]:
-    """Return the number of workers for which each node of a kind has room beside other jobs."""
+    """Return the number of workers for which each node of a kind has room; none if Ray does not answer."""
     resource, own = "GPU" if use_gpu else "CPU", defaultdict(float)
-    for node, bundle in places():
-        own[node] += bundle.get(resource, 0)
-    free: dict[str, Resources] = available_resources_per_node()
-    names = [node["NodeID"] for node in selected(selector(kind, info))]
+    try:
+        for node, bundle in places():
+            own[node] += bundle.get(resource, 0)
+        free: dict[str, Resources] = available_resources_per_node()
+        names = [node["NodeID"] for node in selected(selector(kind, info))]
+    except RAY_ERRORS:
+        return []
     return [int(free.get(name, {}).get(resource, 0) + own[name]) for name in names]
 
 
@@ -308,14 +304,9 @@ def places(jobs: Collection[str] | None = None) -> Iterator[tuple[str, Resources
 
 def placement_groups(jobs: Collection[str] | None = None) -> dict[str, Any]:
     """Return Ray's table of the placement groups of these jobs, by default this driver's, without removed groups."""
-    suffixes = _suffixes(jobs)
+    suffixes = (ray.get_runtime_context().get_job_id(),) if jobs is None else tuple(jobs)  # of the groups' IDs
     table: dict[str, Any] = placement_group_table()
     return {key: group for key, group in table.items() if key.endswith(suffixes) and group["state"] != "REMOVED"}
-
-
-def _suffixes(jobs: Collection[str] | None) -> tuple[str, ...]:
-    """Return the ends of the IDs of these jobs' placement groups."""
-    return (ray.get_runtime_context().get_job_id(),) if jobs is None else tuple(jobs)
 
 
 def _check_reachable(address: str) -> None:

@@ -35,14 +35,9 @@ class ScriptActor:
         return Location(ray.get_runtime_context().get_node_id(), get_node_ip_address(), tuple(gpus))
 
     def begin(self, settings: Settings, rank: WorkerRank, place: Place, gpus: Sequence[str], mark: str) -> None:
-        """Start the worker.
+        """Start the worker, whose last line to print is `mark`.
 
-        Args:
-            settings: The run's settings.
-            rank: The worker's rank.
-            place: Its place.
-            gpus: The GPUs of all workers of the node: a script takes one by LOCAL_RANK, as under torchrun.
-            mark: The last line to print.
+        The GPUs are those of all workers of the node: a script takes one by LOCAL_RANK, as under torchrun.
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -33,8 +33,6 @@ class Shortage:
         kind: The kind of node.
         needed: Returns the number of the group's instances with which the run has room, and of those that others fill.
         since: The time at which the run began to wait there; earlier refusals are ignored.
-        ask: Asks AWS.
-        now: Returns the time.
 
     Attributes:
         line: The reason why the workers don't start, and the way out, on one line; empty while nothing is wrong.

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,7 @@ class ScriptWorker:
         self._config = settings.config
         self._storage = storage = settings.storage
         self._rank = rank
+        self._is_first_of_node = rank.local_rank == 0
         self._place = place
         self._lock = scripts_lock(storage.uri)
         self._run_folder = RunFolder(
@@ -150,10 +151,6 @@ class ScriptWorker:
         # mpirun on rank 0 prints the lines of all ranks.
         self._prefix = "" if is_only_one or self._config.mpi else f"[{name}] "
 
-    @property
-    def _is_first_of_node(self) -> bool:
-        return self._rank.local_rank == 0
-
     def run(self) -> None:
         """Run the script as often as the driver directs. An error becomes the worker's status."""
         try:
@@ -171,21 +168,19 @@ class ScriptWorker:
         if self._rank.rank == 0:
             self._recorder = MetricsRecorder(self._config.metrics, self._storage)
         generation = -1
-        is_restart = False
         while True:
             directive = self._next_start(generation)
             self._store.close()  # not before: scripts of other nodes may end later
             logger.debug(f"rank {self._rank.rank}: {directive.action}, start {directive.generation}")
             if directive.action == "leave":
                 break
-            generation = directive.generation
+            is_restart, generation = generation >= 0, directive.generation
             self._files = None
             if self._is_first_of_node and is_restart:
                 self._reset_folder()
             self.exchange.begin(generation)
             if self._is_first_of_node and is_restart:
                 self._leave_if_node_fails(has_run=True)
-            is_restart = True
             self._run_once(environment)
         if self._is_first_of_node and directive.others_follow:
             self._run_folder.keep()
@@ -346,7 +341,7 @@ class ScriptWorker:
                 script = Script(process, start.exchange)
                 logger.debug(f"rank {self._rank.rank}: the script has been started in {self._folder}")
                 self.exchange.report(started_at=time.time())
-                with self._storing():
+                with run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext():
                     self._look_after(script)
                     self._end(script)
                     self._wait_for_node(script)
@@ -363,9 +358,6 @@ class ScriptWorker:
         mask = secrets.Masker(environment.secrets.values())
         options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask, self._on_state)
         return launcher.process(start, options)
-
-    def _storing(self) -> AbstractContextManager[None]:
-        return run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext()
 
     def _reset_folder(self) -> None:
         # The script of an earlier worker on this node may have its last seconds.

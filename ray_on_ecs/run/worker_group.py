@@ -72,13 +72,7 @@ class Member:
 
 
 class RayGroup:
-    """See Group.
-
-    Args:
-        settings: The settings of the workers.
-        allocation: Their number and their resources.
-        seconds: How long to wait for the places.
-    """
+    """See Group; `seconds` is how long to wait for the places."""
 
     def __init__(self, settings: Settings, allocation: WorkerAllocation, seconds: float) -> None:
         self.lost: dict[int, str] = {}

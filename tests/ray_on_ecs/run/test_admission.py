@@ -1,5 +1,6 @@
 """Commands of a run before anything starts: refused in one line."""
 
+import itertools
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,6 +34,30 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
+def submit(storage: Path, name: str = "mine", **settings: Any) -> RunStorage:
+    """Write the document of a run with these settings; return its folder."""
+    folder = RunStorage.open(str(storage), name)
+    config = RunConfig(command=("train.py",), run_name=name, **settings)
+    document.write(folder, config, settings, Code(name="code", archive="a.tar.gz"), {})
+    return folder
+
+
+def in_stack(monkeypatch: pytest.MonkeyPatch, *infos: Any) -> None:
+    """Let the driver be in a stack, whose description is each of these in turn."""
+    answers = itertools.chain(infos, itertools.repeat(infos[-1]))
+    monkeypatch.setattr(admission, "read_cluster_info", lambda: next(answers))
+    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "INFO_SECONDS", 0.0 if len(infos) == 1 else 300.0)
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the only line of the output, which is an error."""
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err.removeprefix("ray-on-ecs: ")
+
+
 @pytest.fixture
 def large(storage: Path) -> Path:
     """The current folder, with files of 2 GiB, one of which is ignored."""
@@ -59,9 +84,7 @@ def test_wrong_path_is_one_line_before_the_start(
     storage: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["run", "--local", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"ray-on-ecs: {message}")
+    assert error_line(capsys).startswith(message)
     assert not [path for path in storage.glob("*") if path.name != ".code"]
 
 
@@ -70,8 +93,8 @@ def test_run_without_a_head_is_one_line(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS")
     assert main([str(storage / "mine")]) == 3
-    line = "ray-on-ecs: RAY_ADDRESS: is not set, so there is no Ray cluster to join; use ray-on-ecs run --local\n"
-    assert capsys.readouterr() == ("", line)
+    line = "RAY_ADDRESS: is not set, so there is no Ray cluster to join; use ray-on-ecs run --local\n"
+    assert error_line(capsys) == line
     assert not storage.exists()
 
 
@@ -79,9 +102,7 @@ def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[st
     (storage / "first").mkdir(parents=True)
     (storage / "first" / "result.json").write_text("{}")
     assert command(["run", "--local", "--run-name", "first", "train.py"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+    assert error_line(capsys).startswith("--run-name: run 'first' is finished, results in ")
 
 
 def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> None:
@@ -102,10 +123,7 @@ def test_too_much_code_is_one_line(
 
 
 def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
-    folder = RunStorage.open(str(storage), "cut")
-    config = RunConfig(command=("train.py",), run_name="cut")
-    document.write(folder, config, (), Code(name="code", archive="a.tar.gz"), {})
-    with pytest.raises(Interrupted) as caught, admission.admit(folder.uri):
+    with pytest.raises(Interrupted) as caught, admission.admit(submit(storage, "cut").uri):
         raise KeyboardInterrupt
     again = "the same command with --run-name cut starts from the beginning"
     assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"
@@ -120,10 +138,8 @@ def test_run_that_the_head_submits_again_needs_no_price(
     monkeypatch.setattr(admission, "INFO_SECONDS", 0.0)
     metadata = {"resubmissions": resubmissions} if resubmissions else {}
     monkeypatch.setenv(JOB_VARIABLE, json.dumps({"metadata": metadata}))
-    folder = RunStorage.open(str(storage), "mine")
-    config = RunConfig(command=("train.py",), run_name="mine", driver=True, max_usd=5.0)
-    document.write(folder, config, (), Code(name="code", archive="a.tar.gz"), {})
-    with pytest.raises(UsageError) if is_refused else nullcontext(), admission.admit(folder.uri):
+    uri = submit(storage, driver=True, max_usd=5.0).uri
+    with pytest.raises(UsageError) if is_refused else nullcontext(), admission.admit(uri):
         pass
 
 
@@ -152,13 +168,8 @@ def stack_with(**changed: Any) -> Any:
 def test_run_without_its_pool_is_refused_at_admission(
     storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, line: str
 ) -> None:
-    monkeypatch.setattr(admission, "read_cluster_info", lambda: info)
-    monkeypatch.setattr(admission, "INFO_SECONDS", 0.0)
-    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
-    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
-    folder = RunStorage.open(str(storage), "mine")
-    config = RunConfig(command=("train.py",), run_name="mine", **given)
-    document.write(folder, config, given, Code(name="code", archive="a.tar.gz"), {})
+    in_stack(monkeypatch, info)
+    folder = submit(storage, **given)
     with pytest.raises((UsageError, ResourceError)) as refused, admission.admit(folder.uri):
         pass
     assert str(refused.value).startswith(line)
@@ -167,10 +178,8 @@ def test_run_without_its_pool_is_refused_at_admission(
 
 def test_pools_need_a_stack(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
-    folder = RunStorage.open(str(storage), "mine")
-    config = RunConfig(command=("train.py",), run_name="mine", pool="h100")
-    document.write(folder, config, ("pool",), Code(name="code", archive="a.tar.gz"), {})
-    with pytest.raises(UsageError, match="--pool: this cluster has no pools"), admission.admit(folder.uri):
+    uri = submit(storage, pool="h100").uri
+    with pytest.raises(UsageError, match="--pool: this cluster has no pools"), admission.admit(uri):
         pass
 
 
@@ -196,9 +205,7 @@ def test_pools_that_cannot_be_meant_are_refused(
     storage: Path, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["run", "--local", *flags, "train.py"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"ray-on-ecs: {line}")
+    assert error_line(capsys).startswith(line)
 
 
 def test_document_has_pool_and_network_beside_the_command(storage: Path) -> None:
@@ -236,44 +243,26 @@ def test_document_has_pool_and_network_beside_the_command(storage: Path) -> None
 def test_run_without_a_number_of_workers_has_the_stacks(
     storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, workers: Any
 ) -> None:
-    monkeypatch.setattr(admission, "read_cluster_info", lambda: info)
-    monkeypatch.setattr(admission, "INFO_SECONDS", 0.0)
-    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
-    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
+    in_stack(monkeypatch, info)
     monkeypatch.delenv("RAY_ON_ECS_LOCAL", raising=False)
-    folder = RunStorage.open(str(storage), "default")
-    config = RunConfig(command=("train.py",), run_name="default", **given)
-    document.write(folder, config, given, Code(name="code", archive="a.tar.gz"), {})
-    with admission.admit(folder.uri) as admitted:
+    with admission.admit(submit(storage, "default", **given).uri) as admitted:
         assert admitted.document.config.num_workers == workers
 
 
 def test_every_run_of_a_stack_waits_for_its_pools(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([None, None, stack_with()])
-    monkeypatch.setattr(admission, "read_cluster_info", lambda: next(answers))
-    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
-    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
-    folder = RunStorage.open(str(storage), "mine")
-    config = RunConfig(command=("train.py",), run_name="mine", device="cpu")
-    document.write(folder, config, ("device",), Code(name="code", archive="a.tar.gz"), {})
-    with admission.admit(folder.uri) as admitted:
+    in_stack(monkeypatch, None, None, stack_with())
+    with admission.admit(submit(storage, device="cpu").uri) as admitted:
         assert admitted.kinds == ["workers"]
         assert admitted.info == stack_with()
 
 
 @pytest.mark.parametrize(
-    ("environment", "flags"),
-    [
-        ({"GPU": "H100"}, []),
-        ({"POOL": "h100"}, []),
-        ({"GPU": "H100"}, ["--device", "cpu"]),
-    ],
+    ("name", "value", "flags"), [("GPU", "H100", []), ("POOL", "h100", []), ("GPU", "H100", ["--device", "cpu"])]
 )
 def test_pools_of_the_environment_do_not_hold_on_this_machine(
-    storage: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: list[str]
+    storage: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, flags: list[str]
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(f"RAY_ON_ECS_{name}", value)
+    monkeypatch.setenv(f"RAY_ON_ECS_{name}", value)
     Path("train.py").write_text("print('trained')")
     monkeypatch.delenv("RAY_ADDRESS")
     assert command(["run", "--local", "--num-workers", "1", *flags, "train.py"]) == 0

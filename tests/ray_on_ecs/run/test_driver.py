@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -155,9 +154,6 @@ class SimulatedHome(Home):
             raise self.missing
         self.groups.append(next(self.makes))
         return self.groups[-1]
-
-    def instances(self) -> Counter[Any]:
-        return Counter()
 
     def moments_of(self, node_ids: Collection[str]) -> list[Moments]:
         assert node_ids == {"node-0", "node-1"}
@@ -407,18 +403,11 @@ def test_shorter_notice_ends_scripts_that_are_ending_sooner(
     assert run.step() == told, "later polls leave the time as it is"
 
 
-def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
-    run.until("running")
-    run.home.draining_nodes = {"node-1": None}
-    lose(run, 1, with_places=True)
-    assert not run.decide()
-    assert run.lines == ["nodes are being reclaimed; restarting from the beginning"]
-
-
 DEAD = OSError(errno.ENOTCONN, "Transport endpoint is not connected", "/mnt/data")
 NO_PACKAGES = ScriptError("no packages")
 NOT_FOUND = UsageError("--input: /mnt/data is not on every node")
 OF_NODES: dict[str, tuple[dict[int, Exception], tuple[int, ...], tuple[int, ...], bool]] = {
+    "lost node": ({}, (1,), (1,), True),
     "error": ({1: DEAD}, (), (1,), True),
     "error elsewhere": ({0: DEAD}, (), (1,), False),
     "error without a notice": ({1: DEAD}, (), (), False),
@@ -571,21 +560,6 @@ def test_stacks_that_a_command_asks_for_are_stored(asked: Path, tmp_path: Path, 
     assert (folder / "stacks.txt").read_text().startswith(f"all 2 ranks {where}\n")
     told = run.step()
     assert (told.action, told.stacks, run.state) == ("run", "", state)
-
-
-def test_request_for_stacks_never_ends_a_run(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no space")
-
-    run = Run(tmp_path)
-    run.until("running")
-    monkeypatch.setattr(RunStorage, "write", fail)
-    asked.write_text(REQUEST_ID)
-    run.workers.tell(0, stacks=Stacks(REQUEST_ID, (READ,)))
-    run.workers.tell(1, has_ended=True, status=0)
-    assert run.step(2).action == "run"
-    until(lambda: run.lines, between=0.01)
-    assert "they could not be stored (no space)" in run.lines[0]
 
 
 @pytest.mark.parametrize("request_id", [REQUEST_ID, SILENT])
@@ -824,6 +798,9 @@ def test_start_that_finds_files_is_told_so(run: Run) -> None:
     run.decide()
     assert run.told.resumes
     assert "(newest kept file: last.ckpt of 1970-01-01 00:00:01 UTC; failure 1 in a row" in run.lines[-1]
+    [restart] = run.record.restarts
+    assert run.lines[-1].startswith(restart["cause"])
+    assert restart["kept"] == "last.ckpt"
 
 
 def test_restart_finds_files_if_the_storage_does_not_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -853,31 +830,15 @@ def test_run_that_grows_finds_its_files(run: Run) -> None:
     assert run.record.restarts == []
 
 
-def test_restart_is_recorded_with_its_cause(run: Run) -> None:
-    keep(run)
-    run.until("running")
-    give_notice(run)
-    run.step()
-    run.decide()
-    [restart] = run.record.restarts
-    assert (restart["cause"], restart["kept"]) == ("nodes are being reclaimed", "last.ckpt")
-
-
 ENDS: dict[str, tuple[Callable[[Run], None], str]] = {
-    "failed": (
-        lambda run: run.workers.fail(),
-        f"training failed on rank 1: train.py ended with exit status 1: RuntimeError: x; {RESTARTS}",
-    ),
+    "failed": EVENTS["script fails"][:2],
     "hung": (
         hang,
         f"training failed: no progress for 600 s: all 2 ranks have not answered, stacks in STACKS; {RESTARTS}",
     ),
-    "lost": (
-        lambda run: lose(run, 1, with_places=True),
-        f"training failed on rank 1: a process of the run ended; {RESTARTS}",
-    ),
-    "error": (end_with_error, f"training failed on rank 1: no space left; {RESTARTS}"),
-    "reclaimed": (give_notice, "nodes are being reclaimed; restarting from the beginning"),
+    "lost": EVENTS["its place is lost"][:2],
+    "error": EVENTS["worker has an error"][:2],
+    "reclaimed": EVENTS["notice"][:2],
     "grows": (make_room, f"there is room for more workers; restarting with them\ntraining failed: no head; {RESTARTS}"),
     "finished": (lambda run: run.workers.finish(), f"training failed: no head; {RESTARTS}"),
     "shortage": (lambda run: setattr(run.home, "lacks", ResourceError("no GPU")), ""),

@@ -39,7 +39,8 @@ def limited(run: Run, clock: Clock) -> Run:
 
 
 def pass_time(run: Run, clock: Clock, left: float, steps: int = 60) -> None:
-    """Let a run whose scripts have been started train until so long (s) before its limit of an hour."""
+    """Let the scripts start, and train until so long (s) before the run's limit of an hour."""
+    run.until("running")
     run.step()
     seconds = 3600.0 - left - run.driver._limit.spent()["seconds"]
     for _ in range(steps):
@@ -58,7 +59,6 @@ def end(run: Run) -> TrainingError:
 
 
 def test_scripts_are_told_before_the_limit_and_end_by_it(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS + 1)
     assert run.told.action == "run"
     clock.now += 2
@@ -72,7 +72,6 @@ def test_scripts_are_told_before_the_limit_and_end_by_it(run: Run, clock: Clock)
 
 
 def test_late_look_leaves_the_time_to_save(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=-500.0, steps=2)
     assert (run.told.action, run.told.end_at) == ("end", clock.now + 30)
 
@@ -89,7 +88,6 @@ AT_LIMIT: dict[str, Callable[[Run], None]] = {
 @pytest.mark.parametrize("event", AT_LIMIT)
 @pytest.mark.parametrize("is_told", [False, True], ids=["with the notice", "in the notice"])
 def test_run_ends_at_its_limit_whatever_else_happens(run: Run, clock: Clock, event: str, is_told: bool) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS + 1)
     run.workers.is_at_work = not is_told
     clock.now += 2
@@ -106,7 +104,6 @@ def test_run_ends_at_its_limit_whatever_else_happens(run: Run, clock: Clock, eve
 def test_clock_that_is_set_back_does_not_extend_the_notice(
     run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)
     run.workers.is_at_work = False
     monkeypatch.setattr(clock, "time", lambda: clock.now - 3600)
@@ -116,7 +113,6 @@ def test_clock_that_is_set_back_does_not_extend_the_notice(
 
 
 def test_reclaimed_node_ends_the_notice_sooner(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)
     run.workers.is_at_work = False
     clock.now += 1
@@ -125,7 +121,6 @@ def test_reclaimed_node_ends_the_notice_sooner(run: Run, clock: Clock) -> None:
 
 
 def test_run_that_grows_ends_by_its_limit(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS + 10)
     make_room(run)
     assert run.step().end_at == pytest.approx(clock.now + NOTICE_SECONDS + 10 - MARGIN_SECONDS)
@@ -133,7 +128,6 @@ def test_run_that_grows_ends_by_its_limit(run: Run, clock: Clock) -> None:
 
 
 def test_mistake_at_the_limit_is_the_mistake(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS + 1)
     words = LastWords("NameError: x", "NameError")
     run.workers.tell(1, status=1, ended_at=100.0, has_ended=True, words=words)
@@ -142,7 +136,6 @@ def test_mistake_at_the_limit_is_the_mistake(run: Run, clock: Clock) -> None:
 
 
 def test_failure_just_before_the_limit_does_not_restart(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS + 1)
     run.workers.fail()
     run.step()
@@ -153,7 +146,6 @@ def test_failure_just_before_the_limit_does_not_restart(run: Run, clock: Clock) 
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_run_that_finishes_in_the_notice_is_finished(run: Run, clock: Clock, is_cut: bool) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)
     run.workers.is_at_work = False
     for rank in range(2):
@@ -180,7 +172,6 @@ def test_run_without_ranks_at_its_limit_is_not_finished(run: Run, clock: Clock, 
 
 
 def test_stop_in_the_notice_is_a_stop(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)
     run.workers.events[len(run.workers.told) + 1] = stop
     with pytest.raises(KeyboardInterrupt):
@@ -189,7 +180,6 @@ def test_stop_in_the_notice_is_a_stop(run: Run, clock: Clock) -> None:
 
 
 def test_lost_connection_in_the_notice_is_the_limit(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)
     run.workers.fails = GroupError("no head")
     with pytest.raises(LimitReached):
@@ -197,7 +187,6 @@ def test_lost_connection_in_the_notice_is_the_limit(run: Run, clock: Clock) -> N
 
 
 def test_workers_are_not_requested_at_the_limit(run: Run, clock: Clock) -> None:
-    run.until("running")
     pass_time(run, clock, left=NOTICE_SECONDS - 1)
     with pytest.raises(LimitReached):
         run.driver._train_in_group()

@@ -14,7 +14,6 @@ from ray_on_ecs.run import homes, worker_group
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.homes import RayCluster
 from ray_on_ecs.run.receipt import InstanceNetwork
-from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.log_lines import collect_lines
@@ -28,6 +27,7 @@ class Choice:
 
     kind = "h100-workers"
     moves = False
+    info: Any
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -48,6 +48,7 @@ def choice() -> Choice:
 @pytest.fixture
 def home(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A home after its first wait, whose next waits find `SECOND`."""
+    monkeypatch.setattr(homes, "replace", lambda settings, threads: SimpleNamespace(threads=threads))
     monkeypatch.setattr(worker_group, "RayGroup", lambda settings, allocation, seconds: (settings.threads, allocation))
     home: Any = RayCluster.__new__(RayCluster)
     home.waits = []
@@ -64,44 +65,34 @@ def home(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> Any:
     return home
 
 
-SETTINGS: Any = Settings.__new__(Settings)
-
-
-def test_each_group_but_the_first_begins_a_wait(home: Any, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_on_ecs.run.homes.replace", lambda settings, threads: SimpleNamespace(threads=threads))
-    assert [home.new_group(SETTINGS) for _ in range(2)] == [(96, SECOND)] * 2
+def test_each_group_but_the_first_begins_a_wait(home: Any, choice: Choice) -> None:
+    assert [home.new_group(None) for _ in range(2)] == [(96, SECOND)] * 2
     assert home.waits == [(60.0, FIRST), (60.0, SECOND)]
     assert choice.calls == ["anew"]
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_workers_on_nodes_in_use_wait_on_or_move(
-    home: Any, choice: Choice, moves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ray_on_ecs.run.homes.replace", lambda settings, threads: SimpleNamespace(threads=threads))
+def test_workers_on_nodes_in_use_wait_on_or_move(home: Any, choice: Choice, moves: bool) -> None:
     choice.moves = moves
-    home.new_group(SETTINGS)
+    home.new_group(None)
     assert home.is_busy() is not moves
-    home.new_group(SETTINGS)
+    home.new_group(None)
     assert choice.calls == ["on after 60 s"], "the wait goes on"
 
 
-def test_lost_nodes_are_not_busy(home: Any, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_on_ecs.run.homes.replace", lambda settings, threads: SimpleNamespace(threads=threads))
+def test_lost_nodes_are_not_busy(home: Any, choice: Choice) -> None:
     home.has_nodes = False
     assert not home.is_busy()
-    home.new_group(SETTINGS)
+    home.new_group(None)
     assert choice.calls == ["anew"]
 
 
 def test_run_without_a_stack_has_no_choice(home: Any) -> None:
+    assert home.kinds() == ("h100-workers",)
     home._choice = None
     assert home.is_busy()
     assert home.kinds() == ("workers",)
-
-
-def test_kinds_are_those_of_the_choice(home: Any) -> None:
-    assert home.kinds() == ("h100-workers",)
+    assert home.network_of({"a"}) == InstanceNetwork()
 
 
 def test_run_without_room_in_any_queue_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,17 +120,12 @@ def test_network_of_the_nodes_is_that_of_their_types(
     home: Any, choice: Choice, types: list[str], found: InstanceNetwork
 ) -> None:
     groups = {"h100-workers": {"types": ["p4d.24xlarge"], "efa": 4}}
-    cast(Any, choice).info = {"groups": groups, "network_gbits": {"p4d.24xlarge": 400.0, "p4de.24xlarge": 300.0}}
+    choice.info = {"groups": groups, "network_gbits": {"p4d.24xlarge": 400.0, "p4de.24xlarge": 300.0}}
     home._of_ray.types_of = lambda node_ids: types
     assert home.network_of({"a", "b"}) == found
 
 
 def test_network_of_an_earlier_stack_is_not_known(home: Any, choice: Choice) -> None:
-    cast(Any, choice).info = {"groups": {"h100-workers": {"types": ["p5.48xlarge"]}}}
+    choice.info = {"groups": {"h100-workers": {"types": ["p5.48xlarge"]}}}
     home._of_ray.types_of = lambda node_ids: ["p5.48xlarge"]
     assert home.network_of({"a"}) == InstanceNetwork(("p5.48xlarge",))
-
-
-def test_network_outside_a_stack_is_not_known(home: Any) -> None:
-    home._choice = None
-    assert home.network_of({"a"}) == InstanceNetwork()

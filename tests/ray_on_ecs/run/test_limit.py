@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 from random import Random
@@ -22,7 +21,6 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import LimitReached, UsageError
 from ray_on_ecs.run import admission as admission_module
 from ray_on_ecs.run import limit, queue
-from ray_on_ecs.run.__main__ import main
 from ray_on_ecs.run.admission import Admission, hold
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.document import RunDocument
@@ -280,32 +278,12 @@ def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, sai
     assert str(caught.value) == f"{said}limit the run by --max-hours, and leave --max-usd out or give 0"
 
 
-def test_cpu_workers_need_a_price() -> None:
-    cpu = {**STACK["scaling"]["workers"], "types": ["m7i.xlarge"]}
-    info = stack(scaling={**STACK["scaling"], "cpu-workers": cpu})
-    with pytest.raises(UsageError, match=r"the price of m7i\.xlarge is not known"):
-        limit.check_prices(info, ["cpu-workers"])
-
-
 def test_only_instances_that_the_run_may_get_need_a_price() -> None:
     own = {**stack()["groups"]["workers"], "types": ["p9.huge"]}
     info = stack(pools={"new-workers": own})
     limit.check_prices(info, ["workers"])
     with pytest.raises(UsageError, match=r"p9\.huge"):
         limit.check_prices(info, ["workers", "new-workers"])
-
-
-def test_run_on_a_machine_without_prices_is_one_line(
-    storage: RunStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAY_ON_ECS_LOCAL", "1")
-    settings = {"command": ["train.py"], "max_usd": 5.0}
-    code = asdict(Code(name="code", archive="/runs/.code/a.tar.gz"))
-    storage.write_json("run.json", {"format": 1, "id": "1", "settings": settings, "code": code})
-    assert main([storage.uri]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("ray-on-ecs: --max-usd: the prices of this cluster's instances are not known; ")
 
 
 def spot(*prices: tuple[str, float]) -> dict[str, Any]:
@@ -362,11 +340,15 @@ def test_instances_are_not_free_without_any_price(info: ClusterInfo | None, monk
     assert of.spent()["usd"] == 5.0 + 2 * 2 * 1.5, "the hours before count at the first price"
 
 
-def account(clock: Clock, prices: Mapping[InstanceKind, float], held: Mapping[InstanceKind, int]) -> Limit:
-    hours = InstanceHours(lambda: held)
+def account(
+    clock: Clock, prices: Mapping[InstanceKind, float], held: Mapping[InstanceKind, int], hourly_usd: float = 0.0
+) -> Limit:
+    hours = InstanceHours(lambda: dict(held))
     hours.read(clock.now)
-    before: Spent = {"seconds": 0.0, "usd": 5.0, "hourly_usd": 0.0}
-    return Limit(config(max_usd=10.0), before, hours, lambda kinds: prices, clock.monotonic)
+    before: Spent = {"seconds": 0.0, "usd": 5.0, "hourly_usd": hourly_usd}
+    return Limit(
+        config(max_usd=10.0), before, hours, lambda kinds: {kind: prices[kind] for kind in kinds}, clock.monotonic
+    )
 
 
 def pass_hours(of: Limit, clock: Clock, hours: float) -> None:
@@ -412,14 +394,8 @@ def test_error_of_the_prices_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
 
 def test_rate_of_the_command_before_counts_without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head has submitted the run again, and the stack's prices have become unknown."""
-    clock, held = Clock(), {GPU: 2}
-    hours = InstanceHours(lambda: dict(held))
-    hours.read(clock.now)
-    before: Spent = {"seconds": 0.0, "usd": 5.0, "hourly_usd": 4.0}
-    prices: dict[InstanceKind, float] = {}
-    of = Limit(
-        config(max_usd=20.0), before, hours, lambda kinds: {kind: prices[kind] for kind in kinds}, clock.monotonic
-    )
+    clock, prices, held = Clock(), dict[InstanceKind, float](), {GPU: 2}
+    of = account(clock, prices, held, hourly_usd=4.0)
     pass_hours(of, clock, 0.0)
     clock.now += 3600
     assert of.spent()["usd"] == 9.0

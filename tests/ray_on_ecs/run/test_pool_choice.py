@@ -36,18 +36,8 @@ DENIED = "You are not authorized to perform this operation. Encoded authorizatio
 
 def group(pool: str, gpu: str, zone: str, types: list[str], **changed: Any) -> dict[str, Any]:
     units = {"default_nodes": 1, "units": 1, "min": 0, "max": 4, "idle_minutes": 60, "spot": False, "disk_usd": 0.0}
-    name = f"{pool}-{zone}"
-    return {
-        "pool": pool,
-        "gpu": gpu,
-        "zones": [f"us-east-1{zone}"],
-        "types": types,
-        "group": name,
-        "provider": name,
-    } | {
-        **units,
-        **changed,
-    }
+    own = {"pool": pool, "gpu": gpu, "zones": [f"us-east-1{zone}"], "types": types}
+    return {**own, **dict.fromkeys(("group", "provider"), f"{pool}-{zone}"), **units, **changed}
 
 
 A10G = {
@@ -399,25 +389,19 @@ def test_zones_that_ec2_names_come_first() -> None:
     assert run.visit(3) == ["workers-c", "workers-b", "h100-workers"]
 
 
-def test_zones_without_a_node_group_are_to_be_added() -> None:
-    run = Run(stack({"workers": A10G["workers"]}))
-    run.cloud.refusals["default-a"] = no_capacity("g5.xlarge", "b", "d")
+@pytest.mark.parametrize(
+    ("groups", "settings", "zones", "hint"),
+    [
+        ({"workers": A10G["workers"]}, {}, "bd", f"us-east-1b and us-east-1d: add to {setting('default', 'zones')}"),
+        (H100, {"num_workers": 8}, "cd", "us-east-1d: add to workerPools.h100.zones"),
+        (CPU, {"pool": "cpu"}, "b", f"us-east-1b: add to {setting('cpu', 'zones')}"),
+    ],
+)
+def test_zones_without_a_node_group_are_to_be_added(groups: Any, settings: Any, zones: str, hint: str) -> None:
+    run = Run(stack(groups), **settings)
+    run.cloud.refusals = dict.fromkeys(("default-a", "h100-c", "cpu-a"), no_capacity("m7i.large", *zones))
     run.look()
-    assert run.choice.line.endswith(
-        f"EC2 has capacity in us-east-1b and us-east-1d: add to {setting('default', 'zones')}"
-    )
-    run = Run(stack(H100), num_workers=8)
-    run.cloud.refusals["h100-c"] = no_capacity("p5.48xlarge", "c", "d")
-    run.look()
-    assert run.choice.line.endswith("EC2 has capacity in us-east-1d: add to workerPools.h100.zones")
-
-
-def test_keys_of_each_pool_exist() -> None:
-    run = Run(stack({"cpu-workers": {**CPU["cpu-workers"], "types": ["c6i.2xlarge"]}}), pool="cpu")
-    run.cloud.refusals["cpu-a"] = no_capacity("c6i.2xlarge", "b")
-    run.look()
-    assert "workerPools" not in run.choice.line
-    assert run.choice.line.endswith(f"EC2 has capacity in us-east-1b: add to {setting('cpu', 'zones')}")
+    assert run.choice.line.endswith(f"EC2 has capacity in {hint}")
 
 
 def test_quota_is_not_asked_again_in_another_zone() -> None:
@@ -655,7 +639,7 @@ def test_capacity_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 RESERVED = "cr-0123456789abcdef0"
-IN_BLOCK = {"reservation": {"id": RESERVED, "is_block": True}}
+IN_BLOCK = {"h100-workers": {**H100["h100-workers"], "reservation": {"id": RESERVED, "is_block": True}}}
 
 
 def block(**changed: Any) -> dict[str, Any]:
@@ -678,8 +662,7 @@ CLOSED = {
 @pytest.mark.parametrize("instances", [0, 2])
 def test_closed_reservation_moves_the_run_at_once(why: str, found: dict[str, Any], instances: int) -> None:
     """Also while its instances are there, which end soon."""
-    h100 = {"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}
-    run = Run(stack(h100, A100), needed=1, num_workers=8, gpu="H100,A100")
+    run = Run(stack(IN_BLOCK, A100), needed=1, num_workers=8, gpu="H100,A100")
     run.cloud.now += timedelta(minutes=30)
     run.cloud.reservation, run.cloud.has = found, {"h100-c": instances}
     assert run.look() == "p4d-workers"
@@ -688,7 +671,7 @@ def test_closed_reservation_moves_the_run_at_once(why: str, found: dict[str, Any
 
 
 def test_run_without_another_pool_is_told_the_start() -> None:
-    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run = Run(stack(IN_BLOCK), needed=1, num_workers=8, gpu="H100")
     run.cloud.reservation = block(State="scheduled", StartDate=BEGAN + timedelta(hours=5))
     assert run.visit(3) == ["h100-workers"] * 3
     assert run.choice.line.startswith(f"Capacity Block {RESERVED} is scheduled, and starts at 2026-01-01 05:00 UTC")
@@ -702,14 +685,14 @@ def test_run_without_another_pool_is_told_the_start() -> None:
 
 @pytest.mark.parametrize("state", ["active", "cancelled", "expired", "failed", "payment-failed", "unsupported"])
 def test_only_a_reservation_to_come_is_waited_for(state: str) -> None:
-    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run = Run(stack(IN_BLOCK), needed=1, num_workers=8, gpu="H100")
     run.cloud.reservation = block(State=state, StartDate=BEGAN + timedelta(hours=5))
     run.look()
     assert not run.choice.is_before_start
 
 
 def test_full_reservation_is_named_and_its_zone_stays() -> None:
-    run = Run(stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}), needed=1, num_workers=8, gpu="H100")
+    run = Run(stack(IN_BLOCK), needed=1, num_workers=8, gpu="H100")
     run.cloud.reservation, run.cloud.refusals = block(AvailableInstanceCount=0), {"h100-c": no_capacity("p5", "b")}
     run.look()
     assert run.choice.line.startswith(f"Capacity Block {RESERVED} has 0 of its 2 instances free")
@@ -718,9 +701,7 @@ def test_full_reservation_is_named_and_its_zone_stays() -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, Refused("UnauthorizedOperation", DENIED)], ids=range(3))
 def test_reservation_that_is_not_known_changes_nothing(answer: Any) -> None:
-    run = Run(
-        stack({"h100-workers": {**H100["h100-workers"], **IN_BLOCK}}, A100), needed=1, num_workers=8, gpu="H100,A100"
-    )
+    run = Run(stack(IN_BLOCK, A100), needed=1, num_workers=8, gpu="H100,A100")
     run.cloud.reservation, run.cloud.has = answer, {"h100-c": 1}
     assert run.visit(3) == ["h100-workers"] * 3
     assert run.choice.line == ""

@@ -32,41 +32,25 @@ def ticket(name: str, workers: int | None, device: str = "auto", since: float = 
     return Ticket(name, "ada", since, device, workers)
 
 
-@pytest.mark.parametrize(
-    ("before", "own", "gpus", "behind"),
-    [
-        ((), ticket("own", 8), 4, None),
-        ((ticket("a", 2),), ticket("own", 2), 4, None),
-        ((ticket("a", 2),), ticket("own", 3), 4, "a"),
-        ((ticket("a", 4), ticket("b", 4)), ticket("own", 1), 4, "b"),
-        ((ticket("a", 3), ticket("b", 2)), ticket("own", 1), 4, "b"),
-        ((ticket("a", None),), ticket("own", 1), 4, "a"),
-        ((ticket("a", 1),), ticket("own", None), 4, "a"),
-        ((ticket("a", 1),), ticket("own", 64), 4, "a"),
-        ((ticket("a", 0),), ticket("own", None), 4, None),
-        ((ticket("a", 4),), ticket("own", 0), 4, None),
-        ((ticket("a", 4),), ticket("own", 1, "cpu"), 4, None),
-        ((ticket("a", 1, "cpu"),), ticket("own", 1, "cpu"), 4, "a"),
-        ((ticket("a", 1),), ticket("own", 1), 0, "a"),
-        ((ticket("a", 1, "cuda"),), ticket("own", 1, "cuda"), 0, None),
-    ],
-    ids=[
-        "nothing before it",
-        "room for both",
-        "room for one",
-        "the one before is queued, too",
-        "a small run passes none",
-        "one that takes all",
-        "one that wants all",
-        "more than there is",
-        "behind a Ray program",
-        "a Ray program",
-        "a run on CPUs beside one on GPUs",
-        "two runs on CPUs",
-        "a cluster without GPUs",
-        "GPUs that have not come",
-    ],
-)
+LINES: dict[str, Any] = {
+    "nothing before it": ((), ticket("own", 8), 4, None),
+    "room for both": ((ticket("a", 2),), ticket("own", 2), 4, None),
+    "room for one": ((ticket("a", 2),), ticket("own", 3), 4, "a"),
+    "the one before is queued, too": ((ticket("a", 4), ticket("b", 4)), ticket("own", 1), 4, "b"),
+    "a small run passes none": ((ticket("a", 3), ticket("b", 2)), ticket("own", 1), 4, "b"),
+    "one that takes all": ((ticket("a", None),), ticket("own", 1), 4, "a"),
+    "one that wants all": ((ticket("a", 1),), ticket("own", None), 4, "a"),
+    "more than there is": ((ticket("a", 1),), ticket("own", 64), 4, "a"),
+    "behind a Ray program": ((ticket("a", 0),), ticket("own", None), 4, None),
+    "a Ray program": ((ticket("a", 4),), ticket("own", 0), 4, None),
+    "a run on CPUs beside one on GPUs": ((ticket("a", 4),), ticket("own", 1, "cpu"), 4, None),
+    "two runs on CPUs": ((ticket("a", 1, "cpu"),), ticket("own", 1, "cpu"), 4, "a"),
+    "a cluster without GPUs": ((ticket("a", 1),), ticket("own", 1), 0, "a"),
+    "GPUs that have not come": ((ticket("a", 1, "cuda"),), ticket("own", 1, "cuda"), 0, None),
+}
+
+
+@pytest.mark.parametrize(("before", "own", "gpus", "behind"), LINES.values(), ids=LINES)
 def test_run_is_queued_behind_the_blocking_run(
     before: tuple[Ticket, ...], own: Ticket, gpus: int, behind: str | None
 ) -> None:
@@ -247,27 +231,18 @@ def test_ticket_counts_the_maximum_workers(given: dict[str, object], workers: in
     assert Ticket.of(config, "ada", 1.0).workers == workers
 
 
-@pytest.mark.parametrize(
-    ("local", "address", "is_without"),
-    [
-        (None, None, False),
-        (None, "", False),
-        (None, "127.0.0.1:6379", False),
-        ("1", None, True),
-        ("1", "", True),
-        ("/home/ada/.ray-on-ecs/jobs/laptop/1", None, True),
-        ("1", "127.0.0.1:6379", False),
-    ],
-    ids=[
-        "a driver by hand",
-        "an empty address",
-        "a job of a head",
-        "run --local",
-        "with an empty address",
-        "a job's folder",
-        "a Ray program",
-    ],
-)
+DRIVERS: dict[str, Any] = {
+    "a driver by hand": (None, None, False),
+    "an empty address": (None, "", False),
+    "a job of a head": (None, "127.0.0.1:6379", False),
+    "run --local": ("1", None, True),
+    "with an empty address": ("1", "", True),
+    "a job's folder": ("/home/ada/.ray-on-ecs/jobs/laptop/1", None, True),
+    "a Ray program": ("1", "127.0.0.1:6379", False),
+}
+
+
+@pytest.mark.parametrize(("local", "address", "is_without"), DRIVERS.values(), ids=DRIVERS)
 def test_only_a_local_script_is_without_ray(
     monkeypatch: pytest.MonkeyPatch, local: str | None, address: str | None, is_without: bool
 ) -> None:
@@ -286,10 +261,9 @@ def test_head_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch, address: 
 
 @pytest.mark.parametrize("address", [None, ""])
 def test_missing_head_names_the_local_command(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address or "")
     if address is None:
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    else:
-        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.delenv("RAY_ADDRESS")
     with pytest.raises(ResourceError, match=r"RAY_ADDRESS: is not set, .*; use ray-on-ecs run --local"):
         queue.head_address()
 

@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -21,13 +22,10 @@ ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
-ON_A_GPU = (1, True, 4)  # an allocation of one worker
 
 
 def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**options: object) -> None:
-        raise AuthenticationError("Authentication token is missing or incorrect")
-
+    refuse = Mock(side_effect=AuthenticationError("Authentication token is missing or incorrect"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
@@ -42,10 +40,6 @@ def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch,
         ray_cluster.connect()
 
 
-def refuse_to_ask(bundles: list[dict[str, float]], **more: Any) -> None:
-    raise AssertionError(f"instances would be started for {bundles}")
-
-
 def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:
     """Ray's table of nodes with these resources."""
     names = {name.replace("_", "-"): value for name, value in labels.items()}
@@ -55,29 +49,7 @@ def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:
     ]
 
 
-def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD, G5_XLARGE))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
-
-
-@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
-def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool) -> None:
-    for name in ("placement_group", "remove_placement_group"):
-        monkeypatch.setattr(ray_cluster, name, lambda *given, **more: None)
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
-    monkeypatch.setattr(ray_cluster, "time", Clock())
-    waiting = Mock(side_effect=nullcontext)
-    with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), seconds, waiting)
-    assert waiting.called == waits
-
-
-def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
-    with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), 0)
+P5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
 
 
 @pytest.fixture
@@ -97,19 +69,27 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.usefixtures("requested")
-def test_waiting_job_logs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_free_resources_are_not_requested(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD, G5_XLARGE))
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(1, True, 4)
+    assert requested == []
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
+def test_run_is_shown_as_waiting_if_it_waits(requested: list[Any], seconds: float, waits: bool) -> None:
+    waiting = Mock(side_effect=nullcontext)
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), 0.05)
-    line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
-    assert capsys.readouterr().out == line
+        ray_cluster.wait_for_workers(RunConfig(), seconds, waiting)
+    assert waiting.called == bool(requested) == waits
 
 
 @pytest.mark.usefixtures("requested")
-def test_wait_without_a_stack_calls_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_without_a_stack_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(RunConfig(), 0.05)
+    line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
+    assert capsys.readouterr().out == line
 
 
 def group(pool: str, gpu: str, zone: str, **changed: Any) -> Any:
@@ -160,7 +140,6 @@ class Choice:
 
 
 IN_A = {"ray.io/node-group": "!in(cpu-workers,h100)", "ray.io/availability-zone": "us-west-2a"}
-STACK_KINDS = ("workers", "h100-workers")
 IN_B = {**IN_A, "ray.io/availability-zone": "us-west-2b"}
 OF_H100 = {"ray.io/node-group": "h100"}
 ON_GPU = {"CPU": 1.0, "GPU": 1.0}
@@ -176,8 +155,7 @@ def test_request_moves_with_the_choice(requested: list[Any], choice: Any) -> Non
 
 
 def test_group_with_room_is_not_requested(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: p5)
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: P5)
     found = ray_cluster.wait_for_workers(RunConfig(), 60, choice=Choice("workers", "h100-workers", at_look=2))
     assert found.node_labels == OF_H100
     assert requested == [([ON_GPU], [IN_A]), "removed"]
@@ -244,9 +222,8 @@ def test_wait_for_a_reservation_is_counted_from_its_start(choice: Any, end: floa
 @pytest.mark.usefixtures("requested")
 def test_only_nodes_of_the_chosen_group_count(monkeypatch: pytest.MonkeyPatch) -> None:
     here = nodes(G5_XLARGE, availability_zone="us-west-2b")
-    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
     cpu = nodes({"CPU": 8.0}, node_group="cpu-workers", availability_zone="us-west-2b")
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *p5, *cpu])
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *P5, *cpu])
 
     def found(kind: str, **settings: Any) -> Any:
         try:
@@ -287,14 +264,11 @@ def test_workers_stay_the_same_on_the_nodes_that_are_left(
 @pytest.mark.usefixtures("requested")
 def test_workers_of_a_changed_stack_are_allocated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     here = nodes(G5_XLARGE, availability_zone="us-west-2a")
-    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
-    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *p5])
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *P5])
     before, config = WorkerAllocation(1, True, 2, node_labels={}), RunConfig(num_workers=1)
-    found = [ray_cluster.wait_for_workers(config, 0, choice=Choice(kind), before=before) for kind in STACK_KINDS]
-    assert found == [
-        WorkerAllocation(1, True, 4, node_labels=IN_A),
-        WorkerAllocation(1, True, 24, node_labels=OF_H100),
-    ]
+    for kind, cpus, labels in (("workers", 4, IN_A), ("h100-workers", 24, OF_H100)):
+        found = ray_cluster.wait_for_workers(config, 0, choice=Choice(kind), before=before)
+        assert found == WorkerAllocation(1, True, cpus, node_labels=labels)
 
 
 @pytest.mark.usefixtures("requested")
@@ -307,13 +281,7 @@ def test_labels_that_change_during_the_wait_are_requested(requested: list[Any]) 
 
 @pytest.mark.usefixtures("requested")
 def test_head_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([RuntimeError("away"), RuntimeError("away"), RuntimeError("away")])
-
-    def there() -> Any:
-        if error := next(answers, None):
-            raise error
-        return nodes(G5_XLARGE)
-
+    there = Mock(side_effect=chain([RuntimeError("away")] * 3, repeat(nodes(G5_XLARGE))))
     monkeypatch.setattr(ray_cluster, "alive_nodes", there)
     monkeypatch.setattr(ray_cluster, "describe_nodes", lambda: "")
     assert ray_cluster.wait_for_workers(RunConfig(), 60).num_workers == 1
@@ -395,31 +363,20 @@ def test_moments_of_nodes_are_unknown_without_ray(
     assert ray_cluster.moments_of(["a", "b"]) == [{}, {}]
 
 
-@pytest.mark.parametrize(
-    ("workers", "joined", "in_use", "placed", "needed"),
-    [
-        (1, 0, 0, 0, 1),
-        (4, 0, 0, 0, 4),
-        (1, 1, 0, 0, 1),
-        (2, 1, 0, 0, 2),
-        (1, 1, 1, 0, 2),
-        (2, 3, 2, 0, 4),
-        (2, 2, 0, 2, 2),
-        (4, 2, 1, 0, 4),
-        (9, 0, 0, 0, 4),
-    ],
-    ids=[
-        "nothing there",
-        "a gang",
-        "a free node",
-        "a part of it",
-        "a node in use",
-        "one of three is free",
-        "in use by this job",
-        "up to the maximum",
-        "more than the maximum",
-    ],
-)
+NEEDED = {
+    "nothing there": (1, 0, 0, 0, 1),
+    "a gang": (4, 0, 0, 0, 4),
+    "a free node": (1, 1, 0, 0, 1),
+    "a part of it": (2, 1, 0, 0, 2),
+    "a node in use": (1, 1, 1, 0, 2),
+    "one of three is free": (2, 3, 2, 0, 4),
+    "in use by this job": (2, 2, 0, 2, 2),
+    "up to the maximum": (4, 2, 1, 0, 4),
+    "more than the maximum": (9, 0, 0, 0, 4),
+}
+
+
+@pytest.mark.parametrize(("workers", "joined", "in_use", "placed", "needed"), NEEDED.values(), ids=NEEDED)
 def test_instances_that_others_use_are_needed_too(
     cluster: Cluster, workers: int, joined: int, in_use: int, placed: int, needed: int
 ) -> None:
@@ -464,8 +421,5 @@ def test_instances_count_once_by_node_labels(cluster: Cluster) -> None:
 
 
 def test_unreachable_cluster_has_no_instances(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("Ray has not been started")
-
-    monkeypatch.setattr(ray_cluster.ray, "nodes", fail)
+    monkeypatch.setattr(ray_cluster.ray, "nodes", Mock(side_effect=RuntimeError("Ray has not been started")))
     assert ray_cluster.instances_with_workers() == {}

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -36,8 +36,9 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from tests.run_folders import in_manifest
 from tests.waiting import until
 
-# Saves itself, and writes how long it has whenever that changes.
-SAVES_ITSELF = """
+SCRIPTS = {
+    # Saves itself, and writes how long it has whenever that changes.
+    "saves_itself.py": """
 import os, signal, time
 from ray_on_ecs import sdk
 
@@ -49,9 +50,9 @@ while True:
     print("none" if left > 1e10 else "years" if left > 1e6 else "seconds", file=open("left.new", "w"))
     os.rename("left.new", "left")
     time.sleep(0.05)
-"""
-# Writes a file, and another one at SIGTERM.
-SCRIPT = """
+""",
+    # Writes a file, and another one at SIGTERM.
+    "train.py": """
 import os, signal, sys, time
 
 def save(number, frame):
@@ -61,9 +62,9 @@ def save(number, frame):
 signal.signal(signal.SIGTERM, save)
 print(f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", file=open("begun", "w"))
 time.sleep(600)
-"""
-# Trains and evaluates with groups of its own, while a model holds the last one.
-GROUPS = """
+""",
+    # Trains and evaluates with groups of its own, while a model holds the last one.
+    "groups.py": """
 import os
 import torch
 import torch.distributed as dist
@@ -77,35 +78,32 @@ for number in range(10):
     dist.all_reduce(value, group=dist.new_group())
     dist.destroy_process_group()
     print(value.item(), file=open(f"rank{os.environ['RANK']}", "a"))
-"""
-OF_EACH_NODE = """
+""",
+    "of_each_node.py": """
 import os
 names = [name for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "NPROC_PER_NODE") if name in os.environ]
 print(*names, os.environ["NPROC_PER_NODE"], file=open("node" + os.environ["NODE_RANK"], "a"))
-"""
-TORCHRUN = """#!/bin/sh
+""",
+    "nested.sh": """#!/bin/sh
 exec torchrun --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node $NPROC_PER_NODE \\
   --master-addr $MASTER_ADDR --master-port $MASTER_PORT of_each_rank.py
-"""
-# Serves what PyTorch does not know at the port that PyTorch would use.
-OWN_SERVER = """
+""",
+    # Serves what PyTorch does not know at the port that PyTorch would use.
+    "own_server.py": """
 import os, socket
 socket.create_server(("", int(os.environ["MASTER_PORT"]))).close()
 print(os.environ.get("TORCHELASTIC_USE_AGENT_STORE"), file=open("served", "w"))
-"""
-OF_EACH_RANK = """
+""",
+    "of_each_rank.py": """
 import os
 print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank" + os.environ["RANK"], "w"))
-"""
-
-ARGUMENTS = """
+""",
+    "arguments.py": """
 import os, sys
 print(sys.argv[1:], file=open("arguments" + os.environ["TORCHELASTIC_RESTART_COUNT"], "w"))
-"""
-
-
-# Each rank has a file open for writing when the other one has; rank 0 keeps a log, too.
-WRITING = """
+""",
+    # Each rank has a file open for writing when the other one has; rank 0 keeps a log, too.
+    "writing.py": """
 import os, pathlib, time
 rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 log = open("train.log", "a")
@@ -119,9 +117,9 @@ with open(f"part{rank}", "w") as part:
     print("whole", file=part, flush=True)
 os.rename(f"part{rank}", f"model{rank}.pt")
 time.sleep(600)
-"""
-# Rank 0 saves all the time, and another process of it as well; the files are whole when they are closed.
-SAVING_OFTEN = """
+""",
+    # Rank 0 saves all the time, and another process of it as well; the files are whole when they are closed.
+    "often.py": """
 import os, time
 
 def save(name):
@@ -139,9 +137,9 @@ if os.environ["RANK"] == "0":
     save("mine.pt" if os.fork() else "child.pt")
 print("begun", file=open("begun", "w"))
 time.sleep(600)
-"""
-# Saves at SIGTERM, and then ends by it, as without a handler.
-SAVING_LATE = """
+""",
+    # Saves at SIGTERM, and then ends by it, as without a handler.
+    "saving_late.py": """
 import os, signal, time
 
 def save(number, frame):
@@ -158,10 +156,9 @@ def save(number, frame):
 signal.signal(signal.SIGTERM, save)
 print("begun", file=open("begun", "w"))
 time.sleep(600)
-"""
-
-# Ends by itself, and may have asked how long it has.
-ENDS_ITSELF = """
+""",
+    # Ends by itself, and may have asked how long it has.
+    "ends_itself.py": """
 import os, time
 from ray_on_ecs import seconds_left
 
@@ -170,7 +167,8 @@ while not os.path.exists("../../go-on"):
     if "ASKS" in os.environ and seconds_left() < 1e9:
         open("asked", "w").close()
     time.sleep(0.05)
-"""
+""",
+}
 
 
 class Workers:
@@ -203,6 +201,7 @@ class Workers:
             launcher=launcher_of(config),
         )
         self.settings = settings
+        self.folder = Path(self.storage.path("files/code"))
         self.group = ThreadGroup(settings, count)
         self.directive = Directive()
 
@@ -228,8 +227,10 @@ class Workers:
 
         return until(has_them, between=0)
 
-    def until_begun(self) -> None:
+    def until_begun(self, *files: str) -> None:
+        """Poll until all scripts have been started, and wait for these files of theirs."""
         until(lambda: all(worker.started_at for worker in self._healthy().values()), between=0)
+        until(lambda: all((self.folder / name).exists() for name in files))
 
     def _healthy(self) -> WorkerStatuses:
         statuses = self.poll()
@@ -237,46 +238,50 @@ class Workers:
         return statuses
 
 
+Start = Callable[..., Workers]
+
+
 @pytest.fixture(autouse=True)
 def code(monkeypatch: pytest.MonkeyPatch) -> None:
     def place(code: Code, folder: Path) -> None:
         folder.mkdir()
-        (folder / "train.py").write_text(SCRIPT)
-        (folder / "of_each_rank.py").write_text(OF_EACH_RANK)
-        (folder / "saves_itself.py").write_text(SAVES_ITSELF)
-        (folder / "groups.py").write_text(GROUPS)
-        (folder / "of_each_node.py").write_text(OF_EACH_NODE)
-        (folder / "nested.sh").write_text(TORCHRUN)
-        (folder / "nested.sh").chmod(0o755)
-        (folder / "own_server.py").write_text(OWN_SERVER)
-        (folder / "writing.py").write_text(WRITING)
-        (folder / "saving_late.py").write_text(SAVING_LATE)
-        (folder / "often.py").write_text(SAVING_OFTEN)
-        (folder / "ends_itself.py").write_text(ENDS_ITSELF)
-        (folder / "arguments.py").write_text(ARGUMENTS)
+        for name, text in SCRIPTS.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
 
     monkeypatch.setattr(Code, "place", place)
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    workers = Workers(tmp_path)
-    yield workers
-    workers.say(action="leave")
-    workers.until(has_left=True)
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start workers, which leave after the test."""
+    started: list[Workers] = []
+
+    def start(*given: Any, **more: Any) -> Workers:
+        started.append(Workers(tmp_path, *given, **more))
+        return started[-1]
+
+    yield start
+    for workers in started:
+        workers.say(action="leave")
+        until(lambda workers=workers: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+@pytest.fixture
+def workers(start: Start) -> Workers:
+    return start()
 
 
 def test_script_that_is_ended_may_save(workers: Workers) -> None:
-    workers.until_begun()
-    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    workers.until_begun("begun")
     workers.say(action="end", end_at=2e9)
     assert workers.until(is_stored=True).status == 0
     assert in_manifest(workers.storage) == {"begun": "0-0\n", "saved": "saved\n"}
 
 
-def test_deadline_that_is_brought_forward_holds(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, script="saves_itself.py")
-    left = Path(workers.storage.path("files/code/left"))
+def test_deadline_that_is_brought_forward_holds(start: Start) -> None:
+    workers = start(script="saves_itself.py")
+    left = workers.folder / "left"
 
     def has(text: str) -> bool:
         workers.poll()
@@ -290,39 +295,31 @@ def test_deadline_that_is_brought_forward_holds(tmp_path: Path) -> None:
     until(lambda: has("seconds"))
     workers.say(end_at=time.time())
     assert workers.until(has_ended=True).status == -signal.SIGKILL
-    workers.say(action="leave")
-    workers.until(has_left=True)
 
 
 @pytest.mark.parametrize("env", [(), ("ASKS=1",)])
-def test_script_may_finish_in_the_notice_of_a_limit(tmp_path: Path, env: tuple[str, ...]) -> None:
-    workers = Workers(tmp_path, script="ends_itself.py", env=env)
-    folder = Path(workers.storage.path("files/code"))
-    workers.until_begun()
-    until(lambda: (folder / "begun").exists())
+def test_script_may_finish_in_the_notice_of_a_limit(start: Start, env: tuple[str, ...]) -> None:
+    workers = start(script="ends_itself.py", env=env)
+    workers.until_begun("begun")
     workers.say(action="end", end_at=time.time() + 600, reclaimed=(0,), waits=True)
-    until(lambda: workers.poll() and ((folder / "asked").exists() or not env))
+    until(lambda: workers.poll() and ((workers.folder / "asked").exists() or not env))
     Path(workers.storage.path("go-on")).touch()
     ended = workers.until(is_stored=True)
     assert (ended.status, ended.is_cut) == (0, bool(env)), "without SIGTERM"
-    workers.say(action="leave")
-    workers.until(has_left=True)
 
 
-def test_short_notice_of_a_limit_ends_with_sigterm(tmp_path: Path) -> None:
-    workers = Workers(tmp_path)
-    workers.until_begun()
-    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+def test_short_notice_of_a_limit_ends_with_sigterm(workers: Workers) -> None:
+    workers.until_begun("begun")
     begun = time.time()
     workers.say(action="end", end_at=begun + 8, reclaimed=(0,), waits=True)
     ended = workers.until(is_stored=True)
     assert (ended.status, ended.is_cut) == (0, True)
     assert (ended.ended_at or 0) >= begun + 4, "the first half is for a save"
-    workers.say(action="leave")
-    workers.until(has_left=True)
 
 
-def test_workers_of_a_node_that_stops_wait_for_its_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_a_node_that_stops_wait_for_its_drain(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
 
     def stop(*, asks: bool) -> bool:
@@ -330,7 +327,7 @@ def test_workers_of_a_node_that_stops_wait_for_its_drain(tmp_path: Path, monkeyp
         return True
 
     monkeypatch.setattr(mount_check, "stop_node_if_mounts_fail", stop)
-    workers = Workers(tmp_path, count=2, source=str(tmp_path / "data"))
+    workers = start(count=2, source=str(tmp_path / "data"))
     until(lambda: workers.poll() and len(asked) == 2, between=0)
     for _ in range(5):
         assert not any(worker.error or worker.peer for worker in workers.poll().values())
@@ -352,11 +349,11 @@ def test_recommendation_after_the_start_is_passed_on(tmp_path: Path, monkeypatch
         assert told.read_text() == "after"
 
 
-def test_script_without_a_handler_ends_between_two_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_without_a_handler_ends_between_two_writes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "REST_SECONDS", 300.0)
-    workers = Workers(tmp_path, count=2, script="writing.py")
+    workers = start(count=2, script="writing.py")
     workers.until_begun()
-    log = Path(workers.storage.path("files/code/train.log"))
+    log = workers.folder / "train.log"
     until(lambda: log.exists() and log.read_text().count("begun") == 2)
     workers.say(action="end", end_at=2e9)
     for _ in range(3):
@@ -365,57 +362,47 @@ def test_script_without_a_handler_ends_between_two_writes(tmp_path: Path, monkey
     assert workers.until(is_stored=True).status == -signal.SIGTERM
     models = dict.fromkeys(("model0.pt", "model1.pt"), "half\nwhole\n")
     assert in_manifest(workers.storage) == {"train.log": "begun\nbegun\n", **models}
-    workers.say(action="leave")
-    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
 
-def test_script_that_saves_often_keeps_its_last_files(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, count=2, script="often.py")
-    workers.until_begun()
-    folder = Path(workers.storage.path("files/code"))
-    until(lambda: all((folder / name).exists() for name in ("mine.pt", "child.pt", "begun")))
+def test_script_that_saves_often_keeps_its_last_files(start: Start) -> None:
+    workers = start(count=2, script="often.py")
+    workers.until_begun("mine.pt", "child.pt", "begun")
     workers.say(action="end", end_at=2e9)
     status = workers.until(is_stored=True)
     assert (status.status, status.rested_at) == (-signal.SIGTERM, math.inf)
     stored = in_manifest(workers.storage)
     for name in ("mine.pt", "child.pt"):
-        assert stored[name] == (folder / name).read_text()
+        assert stored[name] == (workers.folder / name).read_text()
         assert stored[name].endswith("\nwhole\n")
         assert stored.get(f"{name}.tmp", "whole\n").endswith("whole\n")
-    workers.say(action="leave")
-    workers.until(has_left=True)
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_handler_that_ends_by_its_signal_may_save(tmp_path: Path, saves: bool) -> None:
-    workers = Workers(tmp_path, script="saving_late.py")
-    workers.until_begun()
-    folder = Path(workers.storage.path("files/code"))
-    until((folder / "begun").exists)
+def test_handler_that_ends_by_its_signal_may_save(start: Start, saves: bool) -> None:
+    workers = start(script="saving_late.py")
+    workers.until_begun("begun")
+    late = workers.folder / "late.pt"
     pid = until(lambda: workers.poll()[0].pid, between=0)
     workers.say(action="end", end_at=2e9, pids={0: (pid,)})
-    until(lambda: workers.poll() and (folder / "late.pt").exists(), between=0)
+    until(lambda: workers.poll() and late.exists(), between=0)
     if saves:
         Path(workers.storage.path("go-on")).touch()
-        until(lambda: (folder / "late.pt").read_text() == "half\nwhole\n")
-        written_at = (folder / "late.pt").stat().st_mtime
+        until(lambda: late.read_text() == "half\nwhole\n")
+        written_at = late.stat().st_mtime
         until(lambda: workers.poll()[0].rested_at > written_at + 0.1, between=0)
         Path(workers.storage.path("end")).touch()
     else:
         psutil.Process(pid).children()[0].kill()
     assert workers.until(is_stored=True).status == -(signal.SIGTERM if saves else signal.SIGKILL)
     assert in_manifest(workers.storage).get("late.pt") == ("half\nwhole\n" if saves else None)
-    workers.say(action="leave")
-    workers.until(has_left=True)
 
 
 def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
-    workers.until_begun()
-    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    workers.until_begun("begun")
     workers.say(action="end", end_at=2e9)
     workers.until(is_stored=True)
     workers.directive = Directive(1)
-    folder = Path(workers.storage.path("files/code"))
+    folder = workers.folder
 
     def has_begun() -> bool:
         workers.poll()
@@ -427,16 +414,12 @@ def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
     assert (folder / "saved").read_text() == "saved\n"
 
 
-def test_resume_args_are_given_to_a_start_that_finds_files(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, script="arguments.py")
+def test_resume_args_are_given_to_a_start_that_finds_files(start: Start) -> None:
+    workers = start(script="arguments.py")
     for generation, resumes in enumerate((False, True)):
         workers.directive = Directive(generation, resumes=resumes)
         workers.until(status=0, generation=generation, is_stored=True)
-    folder = tmp_path / "storage" / "mine" / "files" / "code"
-    assert [(folder / f"arguments{number}").read_text() for number in "01"] == ["[]\n", "['--resume', 'a b']\n"]
-    workers.say(action="leave")
-    workers.until(has_left=True)
-    workers.group.close()
+    assert [(workers.folder / f"arguments{number}").read_text() for number in "01"] == ["[]\n", "['--resume', 'a b']\n"]
 
 
 def test_start_that_ends_before_all_have_met_starts_nothing(workers: Workers) -> None:
@@ -450,8 +433,7 @@ def test_start_that_ends_before_all_have_met_starts_nothing(workers: Workers) ->
 
 def test_driver_that_is_lost_ends_the_script(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that the script leaves are not stored: its worker does not know how the others have ended."""
-    workers.until_begun()
-    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    workers.until_begun("begun")
     monkeypatch.setattr(exchange_module, "DRIVER_LOST_SECONDS", 1.0)
     exchange = workers.group._exchanges[0]
     until(lambda: exchange.status.has_left)
@@ -461,33 +443,28 @@ def test_driver_that_is_lost_ends_the_script(workers: Workers, monkeypatch: pyte
     assert in_manifest(workers.storage).get("saved") is None
 
 
-def test_error_of_a_worker_is_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_worker_is_its_status(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(code: Code, folder: Path) -> None:
         raise LookupError("no code")
 
     monkeypatch.setattr(Code, "place", fail)
-    workers = Workers(tmp_path)
     status = workers.until(has_left=True)
     assert str(status.error) == "LookupError('no code')"
     assert "in fail" in status.where
     assert status.is_stored
 
 
-def test_ranks_of_a_machine_share_its_folder(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, count=2, script="of_each_rank.py")
+def test_ranks_of_a_machine_share_its_folder(start: Start) -> None:
+    workers = start(count=2, script="of_each_rank.py")
     workers.until(is_stored=True)
     assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
-    workers.say(action="leave")
-    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_script_makes_and_destroys_process_groups(tmp_path: Path, count: int) -> None:
-    workers = Workers(tmp_path, count=count, script="groups.py")
+def test_script_makes_and_destroys_process_groups(start: Start, count: int) -> None:
+    workers = start(count=count, script="groups.py")
     workers.until(is_stored=True)
     assert in_manifest(workers.storage) == {f"rank{rank}": f"{count:.1f}\n" * 10 for rank in range(count)}
-    workers.say(action="leave")
-    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
 
 @pytest.mark.parametrize(
@@ -495,16 +472,14 @@ def test_script_makes_and_destroys_process_groups(tmp_path: Path, count: int) ->
     [({"per_node": True}, "None"), ({"env": (f"{AGENT_STORE}=False",)}, "False")],
     ids=["node", "env"],
 )
-def test_port_is_free_for_another_server(tmp_path: Path, flags: dict[str, Any], said: str) -> None:
-    workers = Workers(tmp_path, script="own_server.py", **flags)
+def test_port_is_free_for_another_server(start: Start, flags: dict[str, Any], said: str) -> None:
+    workers = start(script="own_server.py", **flags)
     assert workers.until(is_stored=True).status == 0
     assert in_manifest(workers.storage) == {"served": f"{said}\n"}
-    workers.say(action="leave")
-    workers.until(has_left=True)
 
 
-def test_program_of_a_node_starts_once(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, count=3, script="of_each_node.py", per_node=True)
+def test_program_of_a_node_starts_once(start: Start) -> None:
+    workers = start(count=3, script="of_each_node.py", per_node=True)
     workers.until(is_stored=True)
     others = [workers.poll()[rank] for rank in (1, 2)]
     assert [(other.status, other.ended_at, other.pid, other.is_stored) for other in others] == [(0, None, 0, True)] * 2
@@ -512,16 +487,12 @@ def test_program_of_a_node_starts_once(tmp_path: Path) -> None:
     workers.directive = Directive(1)
     workers.until(is_stored=True, generation=1)
     assert in_manifest(workers.storage) == {"node0": 2 * "NPROC_PER_NODE 3\n"}
-    workers.say(action="leave")
-    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
 
-def test_torchrun_starts_the_workers_of_its_node(tmp_path: Path) -> None:
-    workers = Workers(tmp_path, count=2, script="./nested.sh", per_node=True, no_python=True)
+def test_torchrun_starts_the_workers_of_its_node(start: Start) -> None:
+    workers = start(count=2, script="./nested.sh", per_node=True, no_python=True)
     assert workers.until(is_stored=True).log == ()
     assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
-    workers.say(action="leave")
-    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
 
 @pytest.mark.parametrize(
@@ -581,11 +552,11 @@ def test_lines_of_ranks_that_print_at_once_stay_whole(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("others_follow", [True, False])
 def test_folder_stays_for_another_group_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_follow: bool
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_follow: bool
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    workers = Workers(tmp_path, script="of_each_rank.py", is_one_node=False)
+    workers = start(script="of_each_rank.py", is_one_node=False)
     workers.until(is_stored=True)
     workers.say(action="leave", others_follow=others_follow)
     workers.until(has_left=True)
