@@ -491,8 +491,8 @@ def test_stack_that_is_gone_is_not_awaited(laptop: Laptop, monkeypatch: pytest.M
     assert not laptop.documents.requests()
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [("FAILED", False), ("RUNNING", False)])
-def test_run_that_a_head_has_lost_days_ago_is_over(laptop: Laptop, status: str, goes_on: bool) -> None:
+@pytest.mark.parametrize("status", ["FAILED", "RUNNING"])
+def test_run_that_a_head_has_lost_days_ago_is_over(laptop: Laptop, status: str) -> None:
     """The next head does not continue it, so no command shows it as under way."""
     metadata = {"run_name": "mine", "storage_path": f"s3://{laptop.outputs['bucket']}/runs", "max_resubmissions": "3"}
     lost = {**job("mine", status, metadata=metadata), "driver_exit_code": None}

@@ -38,13 +38,10 @@ DOCUMENTS = (layout.SETTINGS, layout.STATUS, layout.RESULT, layout.ERROR, layout
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """A storage path with the run `healthy`, without a head."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    found = Folders(str(tmp_path / "results"))
-    make(found, "healthy")
-    return found
+def folders(folders: Folders) -> Folders:
+    """A storage path with the run `healthy`."""
+    make(folders, "healthy")
+    return folders
 
 
 def make(folders: Folders, name: str) -> None:

@@ -24,17 +24,10 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """The storage path of `--local`, a folder, without a head."""
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    return Folders(str(tmp_path / "results"))
-
-
-@pytest.fixture
 def bucket(
     monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client: Any, request: pytest.FixtureRequest
 ) -> Folders:
-    """The same in S3."""
+    """A storage path of `--local` in S3."""
     path = f"s3://{BUCKET}/{request.node.originalname}-{time.time_ns()}"
     for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path}.items():
         monkeypatch.setenv(name, value)
@@ -379,11 +372,15 @@ def test_costs_are_a_column_if_a_run_has_one(
     assert sum(row.rstrip().endswith("USD") for row in rows) == len(costs) - costs.count(None)
 
 
-def test_narrow_terminal_cuts_only_names(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
     for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_narrow_terminal_cuts_only_names(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for name in LONG_NAMES:
         folders.status(name, "finished", started=moment(3 * HOUR))
     assert main(["runs", "--local"]) == 0
@@ -396,11 +393,8 @@ def test_narrow_terminal_cuts_only_names(
     }
 
 
-def test_narrow_terminal_shows_the_time_left(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "24"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("narrow")
+def test_narrow_terminal_shows_the_time_left(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.status("a-name-of-many-letters", "training", end=END, cost_usd=12.4)
     assert main(["runs", "--local"]) == 0
     row = capsys.readouterr().out.splitlines()[1].rstrip()
@@ -448,11 +442,8 @@ def test_pools_are_a_column_if_they_differ(
     assert says is None or any(says in row for row in rows)
 
 
-def test_narrow_terminal_shows_the_pools_name(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "24"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("narrow")
+def test_narrow_terminal_shows_the_pools_name(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for name, pool in zip(LONG_NAMES, (DEFAULT, H100), strict=True):
         folders.status(name, "finished", started=moment(3 * HOUR), pool=pool)
     assert main(["runs", "--local"]) == 0
@@ -517,15 +508,6 @@ def test_document_of_a_run_breaks_at_most_its_row(
         assert "\x1b" not in out
         assert "javascript" not in out
         assert "file:///etc/passwd" not in out
-
-
-def test_nested_document_breaks_at_most_its_row(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    folders.status("healthy", "finished")
-    folders.of("broken").write("status.json", "[" * 100_000)
-    assert main(["runs", "--local"]) == 0
-    out = capsys.readouterr().out
-    assert "healthy" in out
-    assert "unreadable" in out
 
 
 NO_RUNS = [
