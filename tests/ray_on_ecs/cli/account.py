@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -332,12 +333,15 @@ class Laptop(Account):
 
     def put_deployments(self, kind: str, *deployments: dict[str, Any]) -> None:
         """Let a service have these deployments, and others none."""
+        name = self.outputs["services"][kind]
+        self.put_services(lambda service: {"deployments": list(deployments) * (service["serviceName"] == name)})
+
+    def put_services(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Let ECS describe each service with these changes."""
         names = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
-        described = self.aws("ecs").describe_services(**names)["services"]
-        for service in described:
-            service["deployments"] = list(deployments) * (service["serviceName"] == self.outputs["services"][kind])
-        answer = json.dumps({"services": described}, default=datetime.timestamp)
-        self.front.answers["DescribeServices"] = json.loads(answer)
+        services = [each | change(each) for each in self.aws("ecs").describe_services(**names)["services"]]
+        changed = json.dumps({"services": services}, default=datetime.timestamp)
+        self.front.answers["DescribeServices"] = json.loads(changed)
 
     def fail_launch(self, status: str = "Failed", why: str = NO_CAPACITY, minutes_ago: float = 1) -> None:
         """Let the workers lack an instance, and their last launch have ended like this."""

@@ -25,21 +25,9 @@ from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.bucket import Bucket
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.ray_on_ecs.cli.folders import Folders
+from tests.ray_on_ecs.cli.folders import outputs as connection
 
-CONNECTION = {
-    "region": "us-west-2",
-    "bucket": "the-bucket",
-    "cluster_name": "the-cluster",
-    "head_instance_id": "i-1",
-    "head_host": "head.ray.internal",
-    "token_parameter": "the-token",
-    "cluster_info_parameter": "the-workers",
-    "shell_document": "the-shell",
-    "forward_document": "the-forward",
-    "services": {"head": "the-head"},
-    "log_group": "the-logs",
-    "estimated_hourly_usd": None,
-}
+CONNECTION = {**connection("the-bucket"), "region": "us-west-2"}
 OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}
 SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", "Cluster")
 # Prints the output of `pulumi stack output`, and writes its arguments.

@@ -403,13 +403,7 @@ def test_narrow_terminal_shows_the_time_left(folders: Folders, capsys: pytest.Ca
 
 
 H100 = {"name": "h100", "zone": "us-west-2c", "instance_types": ["p5.48xlarge"], "gpu": "H100", "reason": "any pool"}
-DEFAULT = {
-    "name": "default",
-    "zone": "us-west-2a",
-    "instance_types": ["g5.xlarge"],
-    "gpu": "A10G",
-    "reason": "any pool",
-}
+DEFAULT = {**H100, "name": "default", "zone": "us-west-2a", "instance_types": ["g5.xlarge"], "gpu": "A10G"}
 
 
 @pytest.mark.parametrize(("line", "says"), [("l4", "behind first in pool l4 "), (None, "behind first ")])

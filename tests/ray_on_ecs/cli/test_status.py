@@ -561,17 +561,6 @@ def test_denied_question_hides_its_part_of_all_pools(stack: Laptop, operation: s
     assert stack.run("doctor").stderr == ""
 
 
-@pytest.mark.parametrize(
-    "pools", [None, [], "x", {"h100-workers": {}}, {"h100-workers": {"pool": "h100"}}, {"x": None}]
-)
-def test_broken_pools_in_the_parameter_are_reported(stack: Laptop, pools: object) -> None:
-    stack.put_workers(pools=pools)
-    done = stack.run("status")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "has no valid cluster info; pulumi up writes it" in shown(done)["scale-in"] or pools in ([],)
-
-
 def test_pools_of_a_bucket_are_those_of_the_heads_state(stack: Laptop) -> None:
     stack.put_pools()
     stack.head.add_worker(used=4.0, gpus=8.0, **H100)
