@@ -28,7 +28,7 @@ from ray_on_ecs.node import ports, ray_status
 from ray_on_ecs.storage.bucket import Bucket, NoBucket
 from tests.aws import REGION, client, environment
 from tests.front import Front
-from tests.ray_on_ecs.cli.folders import job
+from tests.ray_on_ecs.cli.folders import age_object, job
 from tests.ray_on_ecs.ray_head import TOKEN, RayHead
 
 BIN = Path(__file__).with_name("bin")
@@ -82,11 +82,15 @@ class Account:
         self.undo.callback(self.put_token)
 
     def delete_bucket(self) -> None:
+        self.empty_bucket()
+        s3, bucket = self.aws("s3"), self.outputs["bucket"]
+        s3.delete_bucket(Bucket=bucket)
+        self.undo.callback(s3.create_bucket, Bucket=bucket)
+
+    def empty_bucket(self) -> None:
         s3, bucket = self.aws("s3"), self.outputs["bucket"]
         for item in s3.list_objects_v2(Bucket=bucket).get("Contents", ()):
             s3.delete_object(Bucket=bucket, Key=item["Key"])
-        s3.delete_bucket(Bucket=bucket)
-        self.undo.callback(s3.create_bucket, Bucket=bucket)
 
     def put_workers(self, **changed: Any) -> None:
         """Write the parameter with the cluster's description."""
@@ -290,12 +294,7 @@ class Laptop(Account):
             self.documents.store.delete(self.documents.path(HEAD))
 
     def _age(self, key: str, seconds: float) -> None:
-        """Let an object be written this many seconds ago."""
-        from moto.core import DEFAULT_ACCOUNT_ID
-        from moto.s3.models import s3_backends
-
-        written = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
-        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[self.outputs["bucket"]].keys[key].last_modified = written
+        age_object(self.outputs["bucket"], key, seconds)
 
     def run(self, *arguments: str, with_state: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `ray-on-ecs` with the stack's outputs, in this process, after the head has written its state."""

@@ -72,7 +72,7 @@ def requested(laptop: Laptop) -> list[str]:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_commands_that_read_need_no_head(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_commands_that_read_need_no_head(laptop: Laptop, name: str) -> None:
     put_state(laptop, name)
     laptop.put_run("old", "finished", job="old", run_name="old", updated=moment(), metrics={}, step=1, loss=None)
     laptop.documents.write_log(job("old")["log"], 0, b"begins\nends\n")
@@ -476,7 +476,7 @@ def test_session_with_a_head_without_an_instance_is_one_line(laptop: Laptop) -> 
     assert checks["head's instance"]["state"] == "warning"
 
 
-def test_stack_that_is_gone_is_not_awaited(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_that_is_gone_is_not_awaited(laptop: Laptop) -> None:
     put_state(laptop, "asleep")
     laptop.front.codes["DescribeServices"] = "ClusterNotFoundException"
     for words in (("shell",), TYPED):

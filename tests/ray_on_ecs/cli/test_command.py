@@ -328,9 +328,7 @@ def test_flags_override_the_environment(
     assert main(["stop", "first"]) == 2
 
 
-def test_wrong_run_is_refused_without_a_cluster(
-    pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_run_is_refused_without_a_cluster(pulumi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
         (("--keep-gib", "five", "train.py"), "--keep-gib: 'five' is not allowed; it must be a number"),
         (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; flags of the script follow it"),

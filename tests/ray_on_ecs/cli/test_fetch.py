@@ -180,7 +180,7 @@ def test_link_out_of_the_folder_is_left_out(own: Folders, capsys: pytest.Capture
     )
 
 
-def test_links_that_lead_out_together_are_left_out(own: Folders, tmp_path: Path) -> None:
+def test_links_that_lead_out_together_are_left_out(own: Folders) -> None:
     links = {"d/e": "..", "x": "d/e/..", "y": "x/..", "z": "y/..", "w": "z/..", "circle": "circle"}
     snapshot(own, {name: KeptFile(link=text) for name, text in links.items()})
     for _ in range(2):
@@ -206,7 +206,7 @@ LATER = {  # the links of a run at the first fetch, and at the second one
 
 
 @pytest.mark.parametrize("kind", LATER)
-def test_link_of_an_earlier_fetch_is_checked_again(own: Folders, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_link_of_an_earlier_fetch_is_checked_again(own: Folders, kind: str) -> None:
     folders = {f"{name}/f": KeptFile(f"files/{name}/f", 1) for name in ("d/e", "a/b/c")}
     for name in folders:
         own.of("first").write(f"files/{name}", "1")

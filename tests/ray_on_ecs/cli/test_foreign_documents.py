@@ -95,9 +95,7 @@ QUEUED = {"state": "queued", "owner": "ana", "behind": "first"}
         (None, []),
     ],
 )
-def test_queue_has_the_runs_of_the_storage_path(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, content: Any, queue: list[dict[str, str]]
-) -> None:
+def test_queue_has_the_runs_of_the_storage_path(folders: Folders, content: Any, queue: list[dict[str, str]]) -> None:
     document = {"job": "mine", **content} if isinstance(content, dict) else content
     folders.of("mine").write(layout.STATUS, json.dumps(document))
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))

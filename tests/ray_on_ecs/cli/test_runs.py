@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.storage import disk, layout
 from tests.aws import BUCKET
-from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here, moment, outputs
+from tests.ray_on_ecs.cli.folders import Folders, age_object, job, jobs_here, moment, outputs
 
 HOUR = 3600.0
 
@@ -46,17 +45,6 @@ def listed(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, dict[s
     return call
 
 
-def make_silent(name: str) -> None:
-    """Let objects of S3 be written five minutes ago."""
-    from moto.core import DEFAULT_ACCOUNT_ID
-    from moto.s3.models import s3_backends
-
-    keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys
-    for key in keys:
-        if f"/{name}/" in key:
-            keys[key].last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=5)
-
-
 def test_empty_storage_path_has_a_hint(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--local"]) == 0
     printed = capsys.readouterr()
@@ -79,9 +67,7 @@ def test_state_comes_from_the_status(folders: Folders, listed: Callable[..., Any
 
 
 @pytest.mark.parametrize("state", ["waiting", "training"])
-def test_silent_run_without_a_job_is_lost(
-    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_silent_run_without_a_job_is_lost(folders: Folders, listed: Callable[..., Any], state: str) -> None:
     folders.status("mine", state)
     folders.age(130, "mine/status.json")
     assert listed()["mine"]["state"] == "lost"
@@ -123,7 +109,7 @@ with RunLock(RunStorage.open({folders.path!r}, "mine")):
 def test_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any]) -> None:
     bucket.status("lost-run", "training")
     bucket.status("other-run", "training")
-    make_silent("lost-run")
+    age_object(BUCKET, bucket.of("lost-run").path(layout.STATUS).removeprefix(f"{BUCKET}/"), 300)
     assert {name: run["state"] for name, run in listed().items()} == {
         "lost-run": "lost",
         "other-run": "training",
@@ -172,9 +158,7 @@ def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[...
     assert 0 <= rows["early-training"]["started_seconds_ago"] < 120 < rows["no-settings-yet"]["started_seconds_ago"]
 
 
-def test_resumed_run_without_a_status_is_starting(
-    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_without_a_status_is_starting(folders: Folders, listed: Callable[..., Any]) -> None:
     folders.script("mine", is_finished=False)
     with jobs_here(job("mine")):
         assert listed()["mine"]["state"] == "starting"
@@ -214,9 +198,7 @@ def test_other_folders_are_not_listed(folders: Folders, listed: Callable[..., An
     assert set(listed()) == {"mine"}
 
 
-def test_jobs_without_a_folder_are_starting(
-    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_without_a_folder_are_starting(folders: Folders, listed: Callable[..., Any]) -> None:
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
     jobs = [
         job("new"),
@@ -232,9 +214,7 @@ def test_jobs_without_a_folder_are_starting(
     assert rows["new"]["job"] == "new"
 
 
-def test_resumed_run_is_starting_until_its_driver_reports(
-    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_is_starting_until_its_driver_reports(folders: Folders, listed: Callable[..., Any]) -> None:
     folders.status("mine", "interrupted")
     folders.status("ends", "finished")
     with jobs_here(job("mine", submission_id="mine.2"), job("ends")):

@@ -504,7 +504,7 @@ def test_folder_of_the_run_says_how_a_killed_job_ended(
     assert text == wanted
 
 
-def test_ray_ends_with_the_last_ray_program(submit: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_ends_with_the_last_ray_program(submit: Submit, tmp_path: Path) -> None:
     """The parent of a driver ends Ray, also if the command is gone."""
     (tmp_path / "ray").mkdir()
     ray = subprocess.Popen(["sleep", "600"])
