@@ -28,36 +28,29 @@ def chosen(flags: dict[str, Any]) -> Cluster:
     return cluster
 
 
-CLUSTER_FLAGS = (
-    click.option(
+def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the cluster flags to a command, which gets them as `flags`; typed flags override the environment's."""
+
+    @click.option(
         "--stack", metavar="NAME", envvar="RAY_ON_ECS_STACK", help="Pulumi stack (default: the selected one)."
-    ),
-    click.option(
+    )
+    @click.option(
         "--outputs",
         metavar="FILE",
         envvar="RAY_ON_ECS_OUTPUTS",
         help="File with the outputs of the stack, for users without Pulumi (pulumi stack output --json > FILE).",
-    ),
-    click.option("--local", is_flag=True, help="This machine."),
-    click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
-)
-CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
-
-
-def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the cluster flags to a command, which gets them as `flags`; typed flags override the environment's."""
-
+    )
+    @click.option("--local", is_flag=True, help="This machine.")
+    @click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml.")
     @wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
-        flags = {name: options.pop(name) for name in CLUSTER_NAMES}
-        context = click.get_current_context()
-        typed = {name for name in flags if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        flags = {name: options.pop(name) for name in ("stack", "outputs", "local", "compose")}
+        source = click.get_current_context().get_parameter_source
+        typed = {name for name in flags if source(name) is ParameterSource.COMMANDLINE}
         if typed:
             flags = {name: value if name in typed else None for name, value in flags.items()}
         return function(*args, flags=flags, **options)
 
-    for option in reversed(CLUSTER_FLAGS):
-        wrapper = option(wrapper)
     return wrapper
 
 

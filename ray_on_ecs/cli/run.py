@@ -272,6 +272,7 @@ _own = [
         f"(default: {DEFAULT_MAX_RESUBMISSIONS}).",
     ),
     *(Needless(name, count) for name, count in NEEDLESS_FLAGS.items()),
+    *(click.Option([name], hidden=True) for name in ("--nnodes", "--nproc-per-node")),  # torchrun's
     click.Argument(
         ["command"],
         nargs=-1,

@@ -28,47 +28,22 @@ CLUSTER = "Cluster"
 SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", CLUSTER)
 # Flags of torchrun that are accepted, by the number of their values: the run decides what they say.
 NEEDLESS_FLAGS = {
-    "--standalone": 0,
-    "--rdzv-backend": 1,
-    "--rdzv-endpoint": 1,
-    "--rdzv-id": 1,
-    "--rdzv-conf": 1,
-    "--master-addr": 1,
-    "--master-port": 1,
-    "--node-rank": 1,
-    "--local-addr": 1,
-    "--role": 1,
-    "--monitor-interval": 1,
-    "--start-method": 1,
-    "--shutdown-timeout": 1,
-    "--log-dir": 1,
-    "--log-line-prefix-template": 1,
-    "--local-ranks-filter": 1,
-    "--duplicate-stdout-filters": 1,
-    "--duplicate-stderr-filters": 1,
-    "--event-log-handler": 1,
-    "--logs-specs": 1,
-    "--numa-binding": 1,
-    "--signals-to-handle": 1,
-    "--redirects": 1,
-    "-r": 1,
-    "--tee": 1,
-    "-t": 1,
-    "--use-env": 0,
+    **dict.fromkeys(("--standalone", "--use-env"), 0),
+    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), 1),
+    **dict.fromkeys(("--master-addr", "--master-port", "--node-rank", "--local-addr", "--role"), 1),
+    **dict.fromkeys(("--monitor-interval", "--start-method", "--shutdown-timeout", "--signals-to-handle"), 1),
+    **dict.fromkeys(("--log-dir", "--log-line-prefix-template", "--local-ranks-filter", "--logs-specs"), 1),
+    **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters", "--event-log-handler"), 1),
+    **dict.fromkeys(("--redirects", "-r", "--tee", "-t", "--numa-binding"), 1),
 }
 # Flags of this command that scripts seldom have.
 SELDOM = ("--local", "--compose", "--detach", "--then-stop", "--run-name", "--max-resubmissions")
 # Flags that one may expect here, by the key of a pool that decides it.
 OF_POOLS = {
-    "--spot": "spot",
-    "--use-spot": "spot",
-    "--use-spot-instances": "spot",
-    "--spot-policy": "spot",
+    **dict.fromkeys(("--spot", "--use-spot", "--use-spot-instances", "--spot-policy"), "spot"),
     "--on-demand": "on_demand",
-    "--instance-type": "instance_types",
-    "--instance-types": "instance_types",
-    "--zone": "zones",
-    "--zones": "zones",
+    **dict.fromkeys(("--instance-type", "--instance-types"), "instance_types"),
+    **dict.fromkeys(("--zone", "--zones"), "zones"),
     "--disk-size": "root_volume_gib",
 }
 NEEDLESS = "needless"
@@ -132,14 +107,7 @@ class Needless(click.Option):
 
 
 class RunCommand(click.Command):
-    """The command, whose help has the sections of the settings; it takes torchrun's numbers, too."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.params += [
-            click.Option(["--nnodes"], hidden=True),
-            click.Option(["--nproc-per-node"], hidden=True),
-        ]
+    """The command, whose help has the sections of the settings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; an unknown flag before the script may be the script's."""
@@ -166,12 +134,11 @@ class RunCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags by section."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         for section in SECTIONS:
-            options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
             of_section = [option for option in options if getattr(option, "section", CLUSTER) == section]
             records = [option.get_help_record(ctx) for option in of_section]
-            shown = [record for record in records if record]  # a hidden flag has none
-            if shown:
+            if shown := [record for record in records if record]:  # a hidden flag has none
                 with formatter.section(section):
                     formatter.write_dl(shown)
 
@@ -207,19 +174,14 @@ def flags_after_script(config: RunConfig) -> list[str]:
 
     Of a module or a program, whose text is not read, only those that scripts seldom have.
     """
-    known = {name for spec in SETTINGS for name in flags_of(spec) if name.startswith("--")} | {*SELDOM}
-    typed = [word.partition("=")[0] for word in config.command[1:]]
-    text = ""
+    known, text = {*SELDOM}, ""
     if not (config.module or config.no_python):
+        known |= {name for spec in SETTINGS for name in flags_of(spec) if name.startswith("--")}
         with suppress(OSError):
             text = (config.folder / config.command[0]).read_text(errors="replace")
-    else:
-        known = {*SELDOM}
-    return [name for name in typed if name in known and not {name, name[2:].replace("-", "_")} & {*_words(text)}]
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"(?:--)?[\w-]+", text)
+    words = {*re.findall(r"(?:--)?[\w-]+", text)}
+    typed = [word.partition("=")[0] for word in config.command[1:]]
+    return [name for name in typed if name in known and not {name, name[2:].replace("-", "_")} & words]
 
 
 def given_settings(typed: Mapping[str, Any]) -> dict[str, Any]:

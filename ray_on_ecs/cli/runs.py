@@ -12,7 +12,7 @@ from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
 from ray_on_ecs.errors import TrainingError, counted
-from ray_on_ecs.tracking.end import End, at_end, duration, steps
+from ray_on_ecs.tracking.end import at_end, duration, steps
 from ray_on_ecs.tracking.places import in_words
 
 LIMIT = 20
@@ -72,37 +72,28 @@ def command(cluster: Cluster, limit: int, as_json: bool) -> None:
 
 def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = False) -> Table:
     """Return a table with a row for each run."""
+    columns: dict[str, list[str | Text]] = {
+        "run": [Text(_cut(run.name, longest_name), Style(link=run.url)) for run in runs],
+        "state": [Text(run.state, COLOURS.get(run.state, "default")) for run in runs],
+        "owner": [run.owner or "" for run in runs],
+        "pool": [", ".join(run.pools or ()) if is_narrow else in_words(run) for run in runs],
+        "progress": [_progress(run, longest_name, is_narrow=is_narrow) for run in runs],
+        "loss": [_loss(run.loss) for run in runs],
+        "started": [ago(run) for run in runs],
+        "cost": [_cost(run, is_narrow=is_narrow) for run in runs],
+    }
+    if len({run.owner for run in runs if run.owner}) < 2:
+        del columns["owner"]
+    if len({in_words(run) for run in runs} - {""}) < 2:  # in one pool and zone all rows would be alike
+        del columns["pool"]
+    if not any(columns["cost"]):  # a run on this machine has none
+        del columns["cost"]
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    shown.add_column("run", no_wrap=True)
-    shown.add_column("state", no_wrap=True)
-    has_owners = len({run.owner for run in runs if run.owner}) > 1
-    if has_owners:
-        shown.add_column("owner", no_wrap=True)
-    places = {run.name: ", ".join(run.pools or ()) if is_narrow else in_words(run) for run in runs}
-    has_places = len({in_words(run) for run in runs} - {""}) > 1  # in one pool and zone all rows would be alike
-    if has_places:
-        shown.add_column("pool", no_wrap=True)
-    has_costs = any(run.cost_usd is not None for run in runs)  # a run on this machine has none
-    for heading in ("progress", "loss", "started", *(["cost"] if has_costs else [])):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        if run.state == "queued" and run.behind:
-            of_pool = f" in pool {run.line}" if run.line else ""
-            progress = f"behind {_cut(run.behind, longest_name)}{of_pool}"
-        else:
-            progress = _progress(run.end, is_narrow=is_narrow) if run.end else ""
-        if run.restarts:
-            progress = ", ".join([progress] * bool(progress) + [counted(run.restarts, "restart")])
-        shown.add_row(
-            Text(_cut(run.name, longest_name), Style(link=run.url)),
-            Text(run.state, COLOURS.get(run.state, "default")),
-            *([run.owner or ""] if has_owners else []),
-            *([places[run.name]] if has_places else []),
-            progress,
-            _loss(run.loss),
-            ago(run),
-            *([_cost(run, is_narrow=is_narrow)] if has_costs else []),
-        )
+    for heading in columns:
+        is_word = heading in ("run", "state", "owner", "pool")
+        shown.add_column(heading, justify="left" if is_word else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        shown.add_row(*row)
     return shown
 
 
@@ -134,10 +125,15 @@ def ago(run: RunInfo) -> str:
     return f"{seconds / DAY:.0f} days ago" if seconds < 60 * DAY else run.started[:10]
 
 
-def _progress(end: End, *, is_narrow: bool) -> str:
-    if is_narrow and end.total and end.seconds_left is not None:
-        return f"{100 * end.step // end.total}%, {duration(end.seconds_left)} left"
-    return steps(end)
+def _progress(run: RunInfo, longest_name: int, *, is_narrow: bool) -> str:
+    end, text = run.end, ""
+    if run.state == "queued" and run.behind:
+        text = f"behind {_cut(run.behind, longest_name)}" + (f" in pool {run.line}" if run.line else "")
+    elif end and is_narrow and end.total and end.seconds_left is not None:
+        text = f"{100 * end.step // end.total}%, {duration(end.seconds_left)} left"
+    elif end:
+        text = steps(end)
+    return ", ".join(filter(None, (text, counted(run.restarts, "restart") if run.restarts else "")))
 
 
 def _cost(run: RunInfo, *, is_narrow: bool) -> str:

@@ -151,7 +151,9 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
     info = read("workers", lambda: aws.workers(stack))
     groups = read("groups", lambda: read_groups(stack, info)) if info else None
     services = read("services", lambda: read_services(stack, info, groups)) or {}
-    found: dict[str, Any] = {"groups": groups, "scale_in": {}}
+    of_stack = ("region", "estimated_hourly_usd", "idle_hourly_usd", "asleep_hourly_usd")
+    found: dict[str, Any] = {name: getattr(stack, name) for name in of_stack}
+    found |= {"services": services, "groups": groups, "scale_in": {}, "unknown": unknown}
     found |= {"hourly_usd": None, "monthly_usd": None, "hourly_usd_by_part": None}
     if info:
         known = groups or {}
@@ -167,12 +169,7 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
                 total = sum(usd.values())
                 found |= {"hourly_usd": round(total, 4), "monthly_usd": round(total * HOURS_OF_MONTH, 2)}
                 found["hourly_usd_by_part"] = usd
-    totals: dict[str, Any] = {
-        "estimated_hourly_usd": stack.estimated_hourly_usd,
-        "idle_hourly_usd": stack.idle_hourly_usd,
-    }
-    totals |= {"asleep_hourly_usd": stack.asleep_hourly_usd, "unknown": unknown}
-    return {"region": stack.region, "services": services, **found, **totals}
+    return found
 
 
 def read_hourly_usd(

@@ -262,11 +262,7 @@ class RemoteJobs:
             self._documents.write_request(user, STOP, jobs=[job_id])
 
     def ask_stacks(self, job_id: str, request: str) -> None:
-        """Ask the head for the stacks of a job's ranks, under the ID of a request.
-
-        Raises:
-            UsageError: It refuses that.
-        """
+        """Ask the head for the stacks of a job's ranks, under the ID of a request; UsageError if it refuses that."""
         user = self._user()
 
         def answer(state: HeadState, age: float) -> str:

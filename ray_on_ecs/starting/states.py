@@ -38,13 +38,6 @@ class Meaning(NamedTuple):
     way_out: str = ""
 
 
-class Stop(NamedTuple):
-    """Meaning of a task's stop code; `is_fault` is False if the stop was wanted."""
-
-    is_fault: bool
-    means: str
-
-
 class LaunchError(NamedTuple):
     """Errors of EC2 by their codes and sentences: a group of one instance type gives only EC2's sentence.
 
@@ -121,14 +114,15 @@ CONTAINER_INSTANCES = {
 }
 
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_Task.html
+# Meaning of a task's stop code; None if the stop was wanted.
 STOP_CODES = {
-    "TaskFailedToStart": Stop(True, "the task could not be started"),
-    "EssentialContainerExited": Stop(True, "its container ended"),
-    "UserInitiated": Stop(False, "a person or a program stopped it"),
-    "ServiceSchedulerInitiated": Stop(False, "ECS stopped it for a scale-in or a deployment"),
-    "SpotInterruption": Stop(True, "EC2 has reclaimed its Spot Instance"),
-    "TerminationNotice": Stop(True, "its instance was ended"),
-    "InfrastructureHealth": Stop(True, "ECS found its instance unhealthy"),
+    "TaskFailedToStart": "the task could not be started",
+    "EssentialContainerExited": "",  # the exit code has the meaning
+    "UserInitiated": None,
+    "ServiceSchedulerInitiated": None,  # a scale-in or a deployment
+    "SpotInterruption": "EC2 has reclaimed its Spot Instance",
+    "TerminationNotice": "its instance was ended",
+    "InfrastructureHealth": "ECS found its instance unhealthy",
 }
 # Reasons of stops by ECS's scheduler that are faults, nevertheless.
 HEALTH = re.compile("health check|unhealthy", re.I)

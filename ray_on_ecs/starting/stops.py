@@ -15,8 +15,6 @@ Task = Mapping[str, Any]
 
 # Begin of the reason after a scale-in or a deployment.
 SCALING = "Scaling activity initiated"
-# Its meaning is that of the exit code.
-EXITED = "EssentialContainerExited"
 
 
 def last_stop(stopped: Iterable[Task]) -> str:
@@ -28,11 +26,10 @@ def last_stop(stopped: Iterable[Task]) -> str:
 def stop_line(task: Task) -> str:
     """Return why a task has stopped, and the way out; empty if the stop was wanted."""
     reason, code = task.get("stoppedReason") or "", task.get("stopCode") or ""
-    stop = states.STOP_CODES.get(code)
-    is_wanted = stop is not None and not stop.is_fault and not states.HEALTH.search(reason)
-    if is_wanted or reason.startswith(SCALING):
+    means = states.STOP_CODES.get(code, "")
+    if reason.startswith(SCALING) or (means is None and not states.HEALTH.search(reason)):
         return ""
-    said = [reason] if reason else [] if stop or not code else [code]
+    said = [reason] if reason else [] if code in states.STOP_CODES or not code else [code]
     exit_codes = []
     for container in task.get("containers") or ():
         if container.get("exitCode"):
@@ -42,8 +39,8 @@ def stop_line(task: Task) -> str:
             said.append(container["reason"])
     words = ", ".join(said)
     meaning = _meaning(words, exit_codes)
-    if meaning is None and stop and stop.is_fault and code != EXITED:
-        meaning = Meaning(stop.means)
+    if meaning is None and means:
+        meaning = Meaning(means)
     words = one_line(words)
     if meaning is None:
         return f"the last task stopped: {words or 'ECS gives no reason'}"

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,7 +28,7 @@ from ray_on_ecs.node import ports, ray_status
 from ray_on_ecs.storage.bucket import Bucket, NoBucket
 from tests.aws import REGION, client, environment
 from tests.front import Front
-from tests.ray_on_ecs.cli.folders import job
+from tests.ray_on_ecs.cli.folders import age_object, job
 from tests.ray_on_ecs.ray_head import TOKEN, RayHead
 
 BIN = Path(__file__).with_name("bin")
@@ -58,17 +59,11 @@ NO_CAPACITY = "We currently do not have sufficient g5.xlarge capacity in the Ava
 
 @dataclass
 class Account:
-    """A stack in AWS.
+    """A stack in AWS."""
 
-    Attributes:
-        url: The URL of AWS.
-        outputs: The stack's outputs.
-        undo: Undoes the changes of a test.
-    """
-
-    url: str
+    url: str  # of AWS
     outputs: dict[str, Any]
-    undo: ExitStack = field(default_factory=ExitStack, kw_only=True)
+    undo: ExitStack = field(default_factory=ExitStack, kw_only=True)  # of the changes of a test
 
     def aws(self, service: str) -> Any:
         """A client of the AWS behind the refusals."""
@@ -87,12 +82,15 @@ class Account:
         self.undo.callback(self.put_token)
 
     def delete_bucket(self) -> None:
-        """Delete the bucket."""
+        self.empty_bucket()
+        s3, bucket = self.aws("s3"), self.outputs["bucket"]
+        s3.delete_bucket(Bucket=bucket)
+        self.undo.callback(s3.create_bucket, Bucket=bucket)
+
+    def empty_bucket(self) -> None:
         s3, bucket = self.aws("s3"), self.outputs["bucket"]
         for item in s3.list_objects_v2(Bucket=bucket).get("Contents", ()):
             s3.delete_object(Bucket=bucket, Key=item["Key"])
-        s3.delete_bucket(Bucket=bucket)
-        self.undo.callback(s3.create_bucket, Bucket=bucket)
 
     def put_workers(self, **changed: Any) -> None:
         """Write the parameter with the cluster's description."""
@@ -143,7 +141,6 @@ class Account:
             self.undo.callback(self.put_alarm, kind)
 
     def put_target(self, kind: str, suspended: bool = False) -> None:
-        """Make the scalable target of a service."""
         self.aws("application-autoscaling").register_scalable_target(
             ServiceNamespace="ecs",
             ResourceId=f"service/{self.outputs['cluster_name']}/{service_name(kind)}",
@@ -166,7 +163,6 @@ class Account:
             )
 
     def replace_service(self, kind: str, of_running: int) -> None:
-        """Make the service again."""
         names = {"cluster": self.outputs["cluster_name"], "service": service_name(kind)}
         self.aws("ecs").delete_service(**names, force=True)
         self.put_service(kind, of_running)
@@ -237,12 +233,10 @@ def create_account(url: str) -> Account:
 
 
 def service_name(kind: str) -> str:
-    """The name of a kind's service."""
     return f"{PREFIX}-ray-{kind}-service"
 
 
 def group_name(kind: str) -> str:
-    """The name of a kind's Auto Scaling group."""
     return f"{PREFIX}-{kind}-group"
 
 
@@ -254,19 +248,12 @@ def limits(kind: str) -> dict[str, Any]:
 
 @dataclass
 class Laptop(Account):
-    """A stack in AWS, and a laptop with its outputs in a file and Session Manager's plugin.
+    """A stack in AWS, and a laptop with its outputs in a file and Session Manager's plugin."""
 
-    Attributes:
-        front: The server that is AWS for the laptop.
-        head: The stack's head.
-        folder: An empty folder, the working directory of the commands.
-        variables: The laptop's environment variables.
-    """
-
-    front: Front
+    front: Front  # AWS for the laptop
     head: RayHead
-    folder: Path
-    variables: dict[str, str] = field(init=False)
+    folder: Path  # an empty one, in which the commands run
+    variables: dict[str, str] = field(init=False)  # of the laptop's environment
 
     def __post_init__(self) -> None:
         self.front.reset()
@@ -282,7 +269,6 @@ class Laptop(Account):
 
     @property
     def documents(self) -> Documents:
-        """The cluster's documents."""
         keys: dict[str, Any] = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
         root = f"{self.outputs['bucket']}/{CLUSTERS_PREFIX}/{self.outputs['cluster_name']}"
         return Documents(Bucket(endpoint_url=self.url, region_name=REGION, **keys), root)
@@ -308,12 +294,7 @@ class Laptop(Account):
             self.documents.store.delete(self.documents.path(HEAD))
 
     def _age(self, key: str, seconds: float) -> None:
-        """Let an object be written this many seconds ago."""
-        from moto.core import DEFAULT_ACCOUNT_ID
-        from moto.s3.models import s3_backends
-
-        written = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
-        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[self.outputs["bucket"]].keys[key].last_modified = written
+        age_object(self.outputs["bucket"], key, seconds)
 
     def run(self, *arguments: str, with_state: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `ray-on-ecs` with the stack's outputs, in this process, after the head has written its state."""
@@ -349,17 +330,17 @@ class Laptop(Account):
         file.write_text(json.dumps(self.outputs))
         return "--outputs", str(file)
 
-    def fail_deployment(self, kind: str, reason: str) -> None:
-        """Let ECS have given up a service's deployment, which moto never does."""
-        self.put_deployments(kind, {"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason})
-
     def put_deployments(self, kind: str, *deployments: dict[str, Any]) -> None:
         """Let a service have these deployments, and others none."""
+        name = self.outputs["services"][kind]
+        self.put_services(lambda service: {"deployments": list(deployments) * (service["serviceName"] == name)})
+
+    def put_services(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Let ECS describe each service with these changes."""
         names = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
-        described = self.aws("ecs").describe_services(**names)["services"]
-        for service in described:
-            service["deployments"] = list(deployments) * (service["serviceName"] == self.outputs["services"][kind])
-        self.front.answers["DescribeServices"] = json.loads(json.dumps({"services": described}, default=_timestamp))
+        services = [each | change(each) for each in self.aws("ecs").describe_services(**names)["services"]]
+        changed = json.dumps({"services": services}, default=datetime.timestamp)
+        self.front.answers["DescribeServices"] = json.loads(changed)
 
     def fail_launch(self, status: str = "Failed", why: str = NO_CAPACITY, minutes_ago: float = 1) -> None:
         """Let the workers lack an instance, and their last launch have ended like this."""
@@ -391,7 +372,3 @@ class Laptop(Account):
         """Let ECS know only one task, which has stopped."""
         self.front.answers["ListTasks"] = {"taskArns": ["arn:aws:ecs:us-east-1:123456789012:task/ray/1"]}
         self.front.answers["DescribeTasks"] = {"tasks": [{"stoppedAt": time.time(), **task}]}
-
-
-def _timestamp(value: datetime) -> float:
-    return value.timestamp()

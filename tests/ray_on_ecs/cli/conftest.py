@@ -11,6 +11,7 @@ from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws, head, session
 from tests.front import Front
 from tests.ray_on_ecs.cli.account import SECONDS, Account, Laptop, create_account
+from tests.ray_on_ecs.cli.folders import Folders
 from tests.ray_on_ecs.ray_head import RayHead
 from tests.serving import serving
 
@@ -28,6 +29,16 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """The storage path of `--local`, in the commands' folder, on a machine without a browser."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    monkeypatch.chdir(tmp_path)
+    return Folders(str(tmp_path / "results"))
 
 
 @pytest.fixture(scope="session")

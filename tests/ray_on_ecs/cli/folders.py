@@ -36,6 +36,15 @@ def moment(ago: float = 0.0) -> str:
     return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
 
 
+def age_object(bucket: str, key: str, seconds: float) -> None:
+    """Let an object of S3 be written this many seconds ago."""
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
+    written = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
+    s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[key].last_modified = written
+
+
 class Folders:
     """Writes runs under a storage path."""
 

@@ -72,7 +72,7 @@ def requested(laptop: Laptop) -> list[str]:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_commands_that_read_need_no_head(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_commands_that_read_need_no_head(laptop: Laptop, name: str) -> None:
     put_state(laptop, name)
     laptop.put_run("old", "finished", job="old", run_name="old", updated=moment(), metrics={}, step=1, loss=None)
     laptop.documents.write_log(job("old")["log"], 0, b"begins\nends\n")
@@ -135,12 +135,7 @@ def test_cost_asleep_is_that_of_the_stack(laptop: Laptop) -> None:
 def test_doctor_finds_no_fault_in_a_head_that_sleeps(laptop: Laptop, name: str) -> None:
     put_state(laptop, name)
     if name in ARE_ASLEEP:
-        names = {"cluster": laptop.outputs["cluster_name"], "services": [*laptop.outputs["services"].values()]}
-        services = laptop.aws("ecs").describe_services(**names)["services"]
-        for service in services:
-            service |= {"desiredCount": 0, "runningCount": 0}
-        answer = json.dumps({"services": services}, default=lambda time: time.timestamp())
-        laptop.front.answers["DescribeServices"] = json.loads(answer)
+        laptop.put_services(lambda _: {"desiredCount": 0, "runningCount": 0})
     _, out, err = run(laptop, "doctor", "--json")
     checks = {check["check"]: check for check in json.loads(out)["checks"]}
     assert (checks["head"]["state"] == "failed") == (name in ("silent", "lost")), out + err
@@ -481,7 +476,7 @@ def test_session_with_a_head_without_an_instance_is_one_line(laptop: Laptop) -> 
     assert checks["head's instance"]["state"] == "warning"
 
 
-def test_stack_that_is_gone_is_not_awaited(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_that_is_gone_is_not_awaited(laptop: Laptop) -> None:
     put_state(laptop, "asleep")
     laptop.front.codes["DescribeServices"] = "ClusterNotFoundException"
     for words in (("shell",), TYPED):
@@ -491,8 +486,8 @@ def test_stack_that_is_gone_is_not_awaited(laptop: Laptop, monkeypatch: pytest.M
     assert not laptop.documents.requests()
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [("FAILED", False), ("RUNNING", False)])
-def test_run_that_a_head_has_lost_days_ago_is_over(laptop: Laptop, status: str, goes_on: bool) -> None:
+@pytest.mark.parametrize("status", ["FAILED", "RUNNING"])
+def test_run_that_a_head_has_lost_days_ago_is_over(laptop: Laptop, status: str) -> None:
     """The next head does not continue it, so no command shows it as under way."""
     metadata = {"run_name": "mine", "storage_path": f"s3://{laptop.outputs['bucket']}/runs", "max_resubmissions": "3"}
     lost = {**job("mine", status, metadata=metadata), "driver_exit_code": None}

@@ -34,12 +34,6 @@ class Drivers(Jobs):
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    monkeypatch.chdir(tmp_path)
-    return Folders(str(tmp_path / "results"))
-
-
-@pytest.fixture
 def drivers(folders: Folders) -> Iterator[Drivers]:
     found = Drivers(folders.of("mine"))
     with mock.patch.object(LocalCluster, "jobs", return_value=found):

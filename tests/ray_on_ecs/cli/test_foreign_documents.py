@@ -38,13 +38,10 @@ DOCUMENTS = (layout.SETTINGS, layout.STATUS, layout.RESULT, layout.ERROR, layout
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """A storage path with the run `healthy`, without a head."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    found = Folders(str(tmp_path / "results"))
-    make(found, "healthy")
-    return found
+def folders(folders: Folders) -> Folders:
+    """A storage path with the run `healthy`."""
+    make(folders, "healthy")
+    return folders
 
 
 def make(folders: Folders, name: str) -> None:
@@ -98,9 +95,7 @@ QUEUED = {"state": "queued", "owner": "ana", "behind": "first"}
         (None, []),
     ],
 )
-def test_queue_has_the_runs_of_the_storage_path(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, content: Any, queue: list[dict[str, str]]
-) -> None:
+def test_queue_has_the_runs_of_the_storage_path(folders: Folders, content: Any, queue: list[dict[str, str]]) -> None:
     document = {"job": "mine", **content} if isinstance(content, dict) else content
     folders.of("mine").write(layout.STATUS, json.dumps(document))
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))

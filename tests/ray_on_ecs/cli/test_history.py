@@ -28,16 +28,6 @@ Page = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """The storage path of `--local`, and a machine without a browser."""
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    monkeypatch.chdir(tmp_path)
-    return Folders(str(tmp_path / "results"))
-
-
-@pytest.fixture
 def data(capsys: pytest.CaptureFixture[str]) -> Page:
     """Returns the data in the page of a command, with its runs by name."""
 

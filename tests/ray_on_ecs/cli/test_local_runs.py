@@ -198,7 +198,7 @@ def test_closed_terminal_stops_the_run(start: Start, variables: dict[str, str], 
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
-def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run, tmp_path: Path) -> None:
+def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run) -> None:
     process = start("run", *MINE, "wait")
     read_until(process, "begins")
     process.kill()

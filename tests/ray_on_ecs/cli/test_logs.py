@@ -1,6 +1,5 @@
 """`ray-on-ecs logs` of runs whose jobs are gone."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,10 @@ JOB_LOG = (
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+def folders(folders: Folders) -> Folders:
     """A storage path with the log of the run `mine`."""
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path))
-    found = Folders(str(tmp_path))
-    found.of("mine").write("logs/20261125T141834Z.txt", JOB_LOG.encode())
-    return found
+    folders.of("mine").write("logs/20261125T141834Z.txt", JOB_LOG.encode())
+    return folders
 
 
 @pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1), ("interrupted", 130), ("training", 3)])

@@ -13,16 +13,11 @@ from tests.ray_on_ecs.cli.folders import Folders
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """A storage path with a run, `first`, without a report, and a machine without a browser."""
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    monkeypatch.chdir(tmp_path)
-    found = Folders(str(tmp_path / "results"))
-    found.script("first", is_finished=False)
-    found.status("first", "training")
-    return found
+def folders(folders: Folders) -> Folders:
+    """A storage path with a run, `first`, without a report."""
+    folders.script("first", is_finished=False)
+    folders.status("first", "training")
+    return folders
 
 
 def test_missing_report_is_written_only_to_the_copy(
@@ -64,9 +59,3 @@ def test_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> No
     command = [sys.executable, "-m", "ray_on_ecs", "open", "--local", "first"]
     subprocess.run(command, env={**os.environ, "BROWSER": f"{browser} %s"}, check=True, capture_output=True)
     assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/first/report.html").as_uri()
-
-
-def test_broken_run_is_one_line(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    folders.of("first").write("status.json", '{"state": "failed"}')
-    assert main(["open", "--local", "first"]) == 2
-    assert "can't be made" in capsys.readouterr().err

@@ -99,15 +99,8 @@ def laptop(stack: Laptop, monkeypatch: pytest.MonkeyPatch) -> Laptop:
     code = str(stack.folder / "code")
     stack.variables |= {"ENDS": str(stack.folder), "RAY_ON_ECS_WORKING_DIR": code, "RAY_ON_ECS_OUTPUTS": str(outputs)}
     monkeypatch.setenv("ENDS", str(stack.folder))
-    stack.undo.callback(empty, stack)
+    stack.undo.callback(stack.empty_bucket)
     return stack
-
-
-def empty(stack: Laptop) -> None:
-    """Delete what a test has left in the bucket."""
-    s3, bucket = stack.aws("s3"), stack.outputs["bucket"]
-    for item in s3.list_objects_v2(Bucket=bucket).get("Contents", ()):
-        s3.delete_object(Bucket=bucket, Key=item["Key"])
 
 
 @pytest.fixture

@@ -20,12 +20,6 @@ from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 OLD = 10 * 86400
 
 
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    return Folders(str(tmp_path / "results"))
-
-
 def make(folders: Folders, name: str, *, age: float = 0, code: str = "", state: str = "finished") -> Path:
     """A run whose folder was last written this many seconds ago."""
     folders.status(name, state)

@@ -15,10 +15,6 @@ from tests.ec2_reservations import BLOCK_ID, answer
 from tests.ray_on_ecs.cli.account import Laptop, group_name
 
 SPOT_USD = 0.00001  # moto's price of all types
-MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
-NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
-
-
 IDLE = {"head": 0.192, "its disk": 0.012, "NAT gateway": 0.05, "CloudWatch": 0.02}
 IDLE_USD = sum(IDLE.values())
 AT_LEAST = "at least 0.27 USD an hour (200 a month) without workers"
@@ -70,24 +66,6 @@ def test_status_as_json(stack: Laptop) -> None:
     assert document["hourly_usd_by_part"] == {**IDLE, "workers": pytest.approx(SPOT_USD + 1.006)}
     assert {"pool": "default", "max": 2, "idle_minutes": 30}.items() <= document["node_groups"]["workers"].items()
     assert document["unknown"] == {}
-
-
-@pytest.mark.parametrize(
-    ("scaling", "says"),
-    [
-        (MINIMUM, "idle workers stop after 60 minutes, down to 1 (minWorkers)"),
-        (NEVER, "idle workers keep running (idleTimeoutMinutes is 0)"),
-        (
-            {**NEVER, "cpu-workers": {"min": 1, "max": 2, "idle_minutes": 60}},
-            "idle workers keep running (idleTimeoutMinutes is 0); "
-            "idle cpu-workers stop after 60 minutes, down to 1 (minCpuWorkers)",
-        ),
-        ({**MINIMUM, "cpu-workers": {"min": 0, "max": 0, "idle_minutes": 0}}, "idle workers stop after 60 minutes, "),
-    ],
-)
-def test_scale_in_is_one_line(stack: Laptop, scaling: dict[str, object], says: str) -> None:
-    stack.put_workers(scaling=scaling)
-    assert shown(stack.run("status"))["scale-in"].startswith(says)
 
 
 def test_failed_launch_is_one_line(stack: Laptop) -> None:
@@ -275,38 +253,6 @@ def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
     assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: its resources are not")
-
-
-def test_invalid_outputs_file_is_refused(stack: Laptop) -> None:
-    done = stack.run_alone("status", "--outputs", "nowhere.json")
-    assert done.returncode == 2
-    assert "--outputs: nowhere.json can't be read" in done.stderr
-    stack.outputs = {}
-    done = stack.run("status")
-    assert done.returncode == 3
-    assert done.stderr.endswith("is not up; pulumi up creates it\n")
-
-
-def test_missing_pulumi_and_file_have_a_hint(stack: Laptop) -> None:
-    done = stack.run_alone("status")
-    assert done.returncode == 2
-    assert done.stderr.startswith("ray-on-ecs: command not found: pulumi; install Pulumi, or give the stack's outputs")
-
-
-def test_failed_deployment_is_named(stack: Laptop) -> None:
-    stack.fail_deployment("workers", "tasks failed to start.")
-    assert "workers: the last deployment failed: tasks failed to start; pulumi" in shown(stack.run("status"))["ECS"]
-
-
-def test_task_with_a_failed_gpu_is_named(stack: Laptop) -> None:
-    stack.replace_service("workers", 1)
-    stack.stop_task({"containers": [{"exitCode": 4}]})
-    assert "workers: the last task stopped: a GPU is missing" in shown(stack.run("status"))["ECS"]
-
-
-def test_unhealthy_instance_is_named(stack: Laptop) -> None:
-    instance_id = stack.mark_unhealthy()
-    assert f"; unhealthy, being replaced: {instance_id}" in shown(stack.run("status"))["EC2"]
 
 
 @pytest.mark.parametrize(
@@ -613,17 +559,6 @@ def test_denied_question_hides_its_part_of_all_pools(stack: Laptop, operation: s
     assert unknown == {hidden[operation]}
     assert {"default", "h100", "scale-in"} <= rows.keys()
     assert stack.run("doctor").stderr == ""
-
-
-@pytest.mark.parametrize(
-    "pools", [None, [], "x", {"h100-workers": {}}, {"h100-workers": {"pool": "h100"}}, {"x": None}]
-)
-def test_broken_pools_in_the_parameter_are_reported(stack: Laptop, pools: object) -> None:
-    stack.put_workers(pools=pools)
-    done = stack.run("status")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "has no valid cluster info; pulumi up writes it" in shown(done)["scale-in"] or pools in ([],)
 
 
 def test_pools_of_a_bucket_are_those_of_the_heads_state(stack: Laptop) -> None:

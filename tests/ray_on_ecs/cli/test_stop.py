@@ -132,7 +132,7 @@ def test_run_of_another_storage_path_on_a_stack(paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize("stored", ["not json", "5", "[]", "[5, 6]", "null", "{}", "[" * 9000, '["s3://b/r"]', "[[]]"])
-def test_broken_metadata_of_a_job_stop_nothing_else(monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
+def test_broken_metadata_of_a_job_stop_nothing_else(stored: str) -> None:
     with jobs_here(job("first", metadata={"run_name": "first", SECRETS: stored}), job("second")) as server:
         assert main(["stop", "--local", "--all"]) == 0
         assert set(server.states.values()) == {"STOPPED"}

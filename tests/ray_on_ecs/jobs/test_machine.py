@@ -239,11 +239,6 @@ def test_job_of_another_container_is_left_alone(submit: Submit, home: Path, monk
     assert not secret_files(home)
 
 
-def rewrite(home: Path, name: str, **changed: Any) -> None:
-    [file] = home.glob(f"*/*/{name}.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
-
-
 @pytest.mark.parametrize("known", ["another boot 5", ""])
 def test_process_with_a_reused_id_is_not_the_driver(submit: Submit, home: Path, known: str) -> None:
     local = submit("pass")
@@ -252,7 +247,8 @@ def test_process_with_a_reused_id_is_not_the_driver(submit: Submit, home: Path, 
         file.unlink()  # as if both were killed, or the machine was rebooted
     bystander = subprocess.Popen(["sleep", "600"])
     try:
-        rewrite(home, "processes", driver=[bystander.pid, known], parent=[bystander.pid, known])
+        [file] = home.glob("*/*/processes.json")
+        file.write_text(json.dumps({name: [bystander.pid, known] for name in ("driver", "parent")}))
         local = MachineJobs()  # which has not read the end
         assert local.job("mine")["status"] == "FAILED"
         local.stop_job("mine")
@@ -508,7 +504,7 @@ def test_folder_of_the_run_says_how_a_killed_job_ended(
     assert text == wanted
 
 
-def test_ray_ends_with_the_last_ray_program(submit: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_ends_with_the_last_ray_program(submit: Submit, tmp_path: Path) -> None:
     """The parent of a driver ends Ray, also if the command is gone."""
     (tmp_path / "ray").mkdir()
     ray = subprocess.Popen(["sleep", "600"])

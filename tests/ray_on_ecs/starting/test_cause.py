@@ -362,18 +362,15 @@ def test_lost_agent_is_named_unless_a_task_runs_there() -> None:
 
 @pytest.mark.parametrize("code", [*states.STOP_CODES, UNKNOWN, ""])
 def test_task_of_each_stop_code(code: str) -> None:
-    stop = states.STOP_CODES.get(code)
+    is_fault = states.STOP_CODES.get(code, "") is not None
     line = diagnosis(short_tasks(stopped=[stopped(reason="words of ECS", stopCode=code)]))
-    assert ("words of ECS" in line) is (stop is None or stop.is_fault)
+    assert ("words of ECS" in line) is is_fault
     unhealthy = diagnosis(short_tasks(stopped=[stopped(reason="Task failed container health checks", stopCode=code)]))
     assert "Task failed container health checks" in unhealthy
-    assert (
-        diagnosis(short_tasks(stopped=[stopped(reason="Scaling activity initiated by (deployment 1)", stopCode=code)]))
-        == ""
-    )
-    assert diagnosis(short_tasks(stopped=[stopped(reason="", stopCode=code)])).startswith("the last task") is (
-        stop is None or stop.is_fault
-    )
+    scale_in = stopped(reason="Scaling activity initiated by (deployment 1)", stopCode=code)
+    assert diagnosis(short_tasks(stopped=[scale_in])) == ""
+    without_reason = diagnosis(short_tasks(stopped=[stopped(reason="", stopCode=code)]))
+    assert without_reason.startswith("the last task") is is_fault
 
 
 @pytest.mark.parametrize("where", ["container", "task"])

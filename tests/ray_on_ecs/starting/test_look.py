@@ -32,17 +32,11 @@ Answer = Callable[..., Any]
 
 
 class Cloud:
-    """ECS with a head and two workers, whose instances run and whose tasks end.
-
-    Attributes:
-        failures: The error of an operation.
-        asked: The operations so far.
-        task: The task that has stopped.
-    """
+    """ECS with a head and two workers, whose instances run and whose tasks end."""
 
     def __init__(self) -> None:
-        self.failures: dict[str, Exception] = {}
-        self.asked: list[str] = []
+        self.failures: dict[str, Exception] = {}  # by operation
+        self.asked: list[str] = []  # operations so far
         self.task = {
             "stoppedAt": NOW,
             "stopCode": "EssentialContainerExited",
