@@ -105,7 +105,7 @@ class ProgramLauncher:
 
         A program that waits, or whose workers compute and print nothing, does not hang.
         """
-        if self._hang_timeout is None or self._watch.is_waiting():
+        if self._hang_timeout is None or self._watch.waits_since is not None:
             process.heard()
         try:
             trials = (exchange / layout.TRIALS).read_text()

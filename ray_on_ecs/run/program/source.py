@@ -153,13 +153,8 @@ def source_of(config: RunConfig) -> Source | None:
         return None
 
 
-def with_driver(config: RunConfig) -> RunConfig:
-    """Return the settings with --driver if the source calls for it; UsageError if one is not for Ray programs."""
-    if config.driver:
-        return config
-    reason = driver_reason(config)
-    if reason is None:
-        return config
+def with_driver(config: RunConfig, reason: str) -> RunConfig:
+    """Return the settings with --driver, which has this reason; UsageError if one is not for Ray programs."""
     try:
         return replace(config, driver=True)
     except UsageError as cause:
@@ -167,8 +162,8 @@ def with_driver(config: RunConfig) -> RunConfig:
 
 
 def driver_reason(config: RunConfig) -> str | None:
-    """Return the reason why a script is a Ray program, or None if its source or the settings contradict."""
-    if config.no_driver or config.mpi:
+    """Return the reason why a script is a Ray program, or None if its source or the settings contradict or say it."""
+    if config.driver or config.no_driver or config.mpi:
         return None
     source = source_of(config)
     call = first_start(source) if source else None
