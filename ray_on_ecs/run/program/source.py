@@ -32,21 +32,13 @@ RANKS = {"LOCAL_RANK", "RANK", "WORLD_SIZE"}
 
 @dataclass(frozen=True)
 class Call:
-    """A call or a decorator.
-
-    Attributes:
-        line: Its line.
-        name: The full name of what it calls, such as `torch.multiprocessing.spawn`.
-        node: The call.
-        function: The function in which it is, or nothing.
-        is_conditional: True if an `if` or a `try` decides about it.
-    """
+    """A call or a decorator."""
 
     line: int
-    name: str
+    name: str  # in full, of what it calls, such as `torch.multiprocessing.spawn`
     node: ast.expr
-    function: str
-    is_conditional: bool
+    function: str  # in which it is, or nothing
+    is_conditional: bool  # an `if` or a `try` decides about it
 
     @property
     def names(self) -> set[str]:
