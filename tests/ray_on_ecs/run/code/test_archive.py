@@ -226,14 +226,14 @@ def test_no_revision_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert revision(tmp_path) == {}
 
 
-def packed_by_another(*entries: tuple[str, bytes | str], kind: bytes = tarfile.SYMTYPE) -> bytes:
+def packed_by_another(*entries: tuple[str, bytes | str]) -> bytes:
     """An archive of files, by their contents, and links, by their targets."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as tar:
         for name, content in entries:
             entry = tarfile.TarInfo(name)
             if isinstance(content, str):
-                entry.type, entry.linkname = kind, content
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
                 tar.addfile(entry)
             else:
                 entry.size = len(content)
