@@ -31,12 +31,7 @@ NAMES_SHOWN = 3
 class NodeFiles:
     """The files of a node's run folder during one start of the scripts, on their way to the storage.
 
-    Args:
-        storage: The run's folder in the storage.
-        folder: The node's folder, which has just been reset.
-        exchange: The exchange of the node's first worker.
-        peers: The workers of all nodes.
-        node: The node's rank.
+    The folder has just been reset, and the exchange is that of the node's first worker.
     """
 
     def __init__(
