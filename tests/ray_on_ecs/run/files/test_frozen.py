@@ -11,7 +11,7 @@ import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
 from ray_on_ecs.run.files import frozen
-from ray_on_ecs.run.files.frozen import COPIED_BYTES, freeze, is_database
+from ray_on_ecs.run.files.frozen import COPIED_BYTES, freeze, is_database, open_regular
 from ray_on_ecs.run.files.scan import state_of
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
@@ -75,6 +75,14 @@ def test_file_that_turns_into_something_else_blocks_nothing(
     names = in_manifest(storage)
     assert names["b"] == "1"
     assert names.get("a") in (None, "2" * 100_000, "2", "", "-> /dev/zero", "-> nowhere", "1")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a folder", "a link to a device"])
+def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    REPLACEMENTS[kind](tmp_path / "a")
+    with pytest.raises(OSError):  # noqa: PT011 # of each system call another one
+        open_regular(tmp_path / "a")
 
 
 def test_long_log_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
