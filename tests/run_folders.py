@@ -181,6 +181,10 @@ class Nodes:
                 raise Fault(reason)
 
 
+# Starts the nodes of a run: see the fixture `start`.
+Start = Callable[..., Nodes]
+
+
 class Fault(OSError):
     """The fault of a test."""
 

@@ -158,9 +158,9 @@ def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
     config = RunConfig(**given, command=typed["command"])
     config.check_files()
     ScriptName(config, typed["typed"]).check()
-    if reason := None if config.driver else driver_reason(config):
+    if reason := driver_reason(config):
         note(reason)
-        config = with_driver(config)
+        config = with_driver(config, reason)
     script = config.folder / config.command[0]
     is_file = not (config.module or config.no_python) and script.suffix == ".py"
     if is_file and config.requirements is None and inline_metadata.dependencies(script):

@@ -26,14 +26,13 @@ from ray_on_ecs.run.code import git
 from ray_on_ecs.run.code.files import KEY, CodeFiles, check_size, list_code
 from ray_on_ecs.run.code.ignore import IGNORE_FILES
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.disk import is_ignored, make_ignored
+from ray_on_ecs.storage.disk import PIECE_BYTES, is_ignored, make_ignored
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
 FOLDER, SUFFIX = ".code", ".tar.gz"
 # Code is small; a higher level takes several times as long for a tenth less.
 GZIP_LEVEL = 1
-PIECE_BYTES = 16 * 2**20
 MAX_NAMES = 50  # of what is left out, in the run's document
 LARGE_BYTES = 32 * 2**20  # larger files are linked and not copied, if the storage is a folder of this machine
 

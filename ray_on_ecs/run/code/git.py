@@ -75,8 +75,8 @@ def ignored(folder: str) -> frozenset[str] | None:
     return None if listed is None or listed.startswith("./\0") else _paths(folder, listed)
 
 
-def _paths(folder: str | os.PathLike[str], listed: str | None) -> frozenset[str]:
-    return frozenset(os.path.join(folder, name) for name in (listed or "").split("\0") if name)
+def _paths(folder: str | os.PathLike[str], listed: str) -> frozenset[str]:
+    return frozenset(os.path.join(folder, name) for name in listed.split("\0") if name)
 
 
 def revision(folder: str | os.PathLike[str]) -> dict[str, str]:

@@ -94,11 +94,9 @@ class Rules:
         rules = self
         if is_nested and os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a clone: other rules
             rules = Rules(_of_user(folder), self.ray)
-        of_git = (
-            rules.git
-            if rules.ignored is not None
-            else rules.git + _read(os.path.join(folder, GITIGNORE), folder, GITIGNORE)
-        )
+        of_git = rules.git
+        if rules.ignored is None:
+            of_git += _read(os.path.join(folder, GITIGNORE), folder, GITIGNORE)
         of_ray = rules.ray + _read(os.path.join(folder, RAYIGNORE), folder, RAYIGNORE)
         return replace(rules, git=of_git, ray=of_ray)
 

@@ -72,20 +72,16 @@ ROOM_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
-class SnapshotPart:
+class SnapshotPart(Snapshot):
     """One node's part of a snapshot: the stored state of its folder.
 
     Attributes:
         number: Counts the parts of a node since the folder was reset.
-        files: The files that are stored.
         states: The states of the files on the node's disk, also of files that are not stored.
-        left_out: Lines that name the files that are not kept.
     """
 
     number: int = 0
-    files: Mapping[str, KeptFile] = field(default_factory=dict)
     states: Mapping[str, FileState] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
 
 
 class RunFolder:
@@ -240,7 +236,7 @@ class RunFolder:
         snapshot, restored = self._snapshot, self._restored
         owned = {name: file for name, file in snapshot.files.items() if file.node % nodes == self._node}
         states = {name: restored[name] for name in owned if name in restored}
-        self.part = SnapshotPart(0, owned, states, snapshot.left_out)
+        self.part = SnapshotPart(owned, snapshot.left_out, states=states)
         self._of_others = {n: restored[n] for n in snapshot.files.keys() - owned.keys() if n in restored}
         self._committed = snapshot.keys
         self._lease = uuid.uuid4().hex[:8]
@@ -365,22 +361,15 @@ class RunFolder:
 
     def after_commit(self, keys: Set[str]) -> set[str]:
         """Take note of the objects of the last snapshot; return the ones that are no longer needed."""
-        in_use = keys | self._part_keys()
         earlier, self._committed = self._committed, set(keys)
-        return earlier - in_use
-
-    def _part_keys(self) -> set[str]:
-        return {file.key for file in self.part.files.values()}
+        return earlier - keys - self.part.keys
 
     def _changed_files(self) -> Scan:
         """Return the files that this node keeps: the ones that its script has created or changed."""
-        files: Scan = {}
+        base, of_others = self._base, self._of_others
         with self.looks.measured():
             found = self._scanner.scan()
-        for name, state in found.items():
-            if self._base.get(name) != state and self._of_others.get(name) != state:
-                files[name] = state
-        return files
+        return {name: state for name, state in found.items() if state not in (base.get(name), of_others.get(name))}
 
     def _is_stored(self, data: Scan, logs: Set[str]) -> bool:
         return data == without_logs(self.part.states, logs) and logs <= self.part.states.keys()
@@ -415,7 +404,7 @@ class RunFolder:
         unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
         left_out = [*too_many, *unreadable, *left_out]
         states = {**files, **{name: copy.state for name, copy in copies.items()}}
-        self.part = SnapshotPart(number, {**kept, **stored}, states, tuple(left_out))
+        self.part = SnapshotPart({**kept, **stored}, tuple(left_out), number=number, states=states)
         return True
 
     def _upload_all(
@@ -462,6 +451,6 @@ class RunFolder:
         """Return the key of a file: in S3 its final one, unless another node or the last snapshot may have that."""
         final_key = key_of(self.target, name)
         # On a disk, a folder may be where a file was, or the other way round.
-        if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self._part_keys():
+        if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self.part.keys:
             return final_key
         return key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)

@@ -32,19 +32,12 @@ PAGES, WHOLE_BYTES = 256, 2**28
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a file.
+    """A copy of a file."""
 
-    Attributes:
-        path: The copy, a hard link, or the file itself where the disk has no links.
-        size: The bytes of it that count.
-        state: The state of the file that had this content.
-        is_shared: True if the file itself may still be written.
-    """
-
-    path: Path
-    size: int
-    state: FileState
-    is_shared: bool
+    path: Path  # of the copy, a hard link, or the file itself where the disk has no links
+    size: int  # the bytes of it that count
+    state: FileState  # of the file that had this content
+    is_shared: bool  # the file itself may still be written
 
 
 @dataclass

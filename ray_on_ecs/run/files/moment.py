@@ -14,17 +14,11 @@ from ray_on_ecs.run.group import FilesStatus
 
 @dataclass(frozen=True)
 class Stay:
-    """A part at which a node's folder has been.
-
-    Attributes:
-        part: The name of the part.
-        begin: The first poll that was sent when the folder was at it.
-        end: The last poll that arrived before the node's last look at the folder when it still was.
-    """
+    """A part at which a node's folder has been."""
 
     part: str
-    begin: int
-    end: int
+    begin: int  # the first poll that was sent when the folder was at it
+    end: int  # the last poll that arrived before the node's last look at the folder when it still was
 
 
 class Moments:

@@ -21,19 +21,12 @@ SETTINGS = re.compile(
 
 @dataclass(frozen=True)
 class Kept:
-    """Newest file or checkpoint that a run has kept.
-
-    Attributes:
-        name: Its name.
-        written_at: When it was written.
-        changed_at: When anything that is kept was last written.
-        is_loaded: True for a checkpoint of a Checkpointer, which resumes from it; any other is the script's to load.
-    """
+    """Newest file or checkpoint that a run has kept."""
 
     name: str
     written_at: datetime
-    changed_at: datetime
-    is_loaded: bool = False
+    changed_at: datetime  # when anything that is kept was last written
+    is_loaded: bool = False  # by a Checkpointer, which resumes from its checkpoint; any other is the script's to load
 
     def __str__(self) -> str:
         return f"{self.name} of {self.written_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -31,12 +31,7 @@ NAMES_SHOWN = 3
 class NodeFiles:
     """The files of a node's run folder during one start of the scripts, on their way to the storage.
 
-    Args:
-        storage: The run's folder in the storage.
-        folder: The node's folder, which has just been reset.
-        exchange: The exchange of the node's first worker.
-        peers: The workers of all nodes.
-        node: The node's rank.
+    The folder has just been reset, and the exchange is that of the node's first worker.
     """
 
     def __init__(
@@ -132,10 +127,10 @@ class NodeFiles:
 
     def _store_part(self) -> FilesStatus:
         """Store the manifest of the node's part, if it is a new one; return the node's status with its number."""
-        part, name = self._folder.part, self._folder.part_name
+        name = self._folder.part_name
         if name != self._stored:
             if self._nodes > 1 and self._node != 0:
-                write_snapshot(self._storage, Snapshot(part.files, part.left_out), _document(name))
+                write_snapshot(self._storage, self._folder.part, _document(name))
             self._stored = name
         return replace(self._exchange.status.files or FilesStatus(), part=name)
 
@@ -162,12 +157,12 @@ class NodeFiles:
         logger.debug(f"committed a snapshot of {counted(len(files), 'file')}, parts by node: {self._committed}")
         self._warn_of_same_names({node: set(part.files) for node, part in parts.items()})
         # A file that is not in the snapshot, because another node has one of its name, is needed once that one is lost.
-        needed = {file.key for part in parts.values() for file in part.files.values()}
+        needed = set[str]().union(*(part.keys for part in parts.values()))
         self._delete_superseded(self._folder.after_commit(snapshot.keys), needed, numbers)
 
     def _read_part(self, previous: Snapshot, node: int, name: str) -> Snapshot:
         if node == 0:
-            return Snapshot(self._folder.part.files, self._folder.part.left_out)
+            return self._folder.part
         if _number(name) == 0:  # as it was restored
             return Snapshot({path: file for path, file in previous.files.items() if file.node % self._nodes == node})
         return read_snapshot(self._storage, _document(name))

@@ -85,8 +85,11 @@ class OutsideFiles:
         return sorted(found)
 
     def _top_entries(self) -> set[str]:
-        roots = {root.rstrip("/") for root in self._roots}
-        return {path for root in roots for path in _entries(root)} - roots
+        roots, found = {root.rstrip("/") for root in self._roots}, set[str]()
+        for root in roots:
+            with suppress(OSError):
+                found.update(f"{root}/{name}" for name in os.listdir(root))
+        return found - roots
 
     def _top(self, path: str) -> str:
         """Return the entry of a root that has a file, or the file's folder elsewhere."""
@@ -108,12 +111,6 @@ class OutsideFiles:
             if stat.S_ISREG(status.st_mode) and is_new and status.st_size >= MIN_BYTES:
                 return status.st_size
         return 0
-
-
-def _entries(root: str) -> list[str]:
-    with suppress(OSError):
-        return [f"{root}/{name}" for name in os.listdir(root)]
-    return []
 
 
 def _below(top: str, left: Iterator[int]) -> Iterator[str]:

@@ -58,21 +58,13 @@ class Looks:
 
 
 class FileState(NamedTuple):
-    """State of a file; it differs once the file is written again.
-
-    Attributes:
-        inode: Its inode.
-        size: Its size in bytes.
-        written_at: When it was last written (ns).
-        mode: Its permissions.
-        link: The target of a symbolic link, or None.
-    """
+    """State of a file; it differs once the file is written again."""
 
     inode: int
     size: int
-    written_at: int
+    written_at: int  # ns since 1970
     mode: int
-    link: str | None
+    link: str | None  # the target of a symbolic link
 
 
 Scan = dict[str, FileState]
@@ -98,7 +90,6 @@ class FolderScanner:
     """Scans one folder again and again.
 
     Args:
-        folder: The folder.
         is_excluded: Returns True for a path in the folder that is left out with all below it; the second argument says
             if it is a folder.
 
@@ -249,16 +240,10 @@ class FolderActivity:
         self._changing: dict[str, tuple[float, float]] = {}  # since when, and when last
         self._open_since: dict[str, tuple[float, FileState]] = {}  # and the state then
 
-    def update(
-        self, files: Scan, open_files: Mapping[str, bool], now: float, databases: Set[str] = frozenset()
-    ) -> None:
+    def update(self, files: Scan, open_files: Mapping[str, bool], now: float, databases: Set[str]) -> None:
         """Take a new scan into account.
 
-        Args:
-            files: The scan.
-            open_files: The files that are open for writing; the value is True for append mode only.
-            now: The time of the scan.
-            databases: The files of databases, which can be copied while they are written.
+        Files that are open for writing have True for append mode only; those of databases can be copied meanwhile.
         """
         changed = {name for name, state in files.items() if self._files.get(name, state) != state}
         self._files = files

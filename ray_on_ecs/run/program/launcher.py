@@ -32,9 +32,8 @@ logger = logging.getLogger(__name__)
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.program.reports.TrainReporter", "ray_on_ecs.run.program.reports.TuneReporter")
-# "0" keeps Ray Train's workers in the folder with the code; by default they change into one that it makes.
-CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 OF_RAY_TRAIN = {
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # its workers stay in the folder with the code, instead of one that it makes
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it would print the workers' lines twice
     # The interval at which the controller polls the workers, also for their end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
@@ -89,7 +88,6 @@ class ProgramLauncher:
             **stack_gpus(config),
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.worker_timeout + 60.0),
-            CHANGE_FOLDER: "0",
             "RAY_DEDUP_LOGS": "0",  # a line of each rank is a line, though Ray finds them alike
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins
             "TORCHELASTIC_RESTART_COUNT": str(start.number),
@@ -105,7 +103,7 @@ class ProgramLauncher:
 
         A program that waits, or whose workers compute and print nothing, does not hang.
         """
-        if self._hang_timeout is None or self._watch.is_waiting():
+        if self._hang_timeout is None or self._watch.waits_since is not None:
             process.heard()
         try:
             trials = (exchange / layout.TRIALS).read_text()

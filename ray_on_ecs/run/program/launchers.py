@@ -75,8 +75,7 @@ def leave_out(command: Sequence[str]) -> list[str]:
 def told(words: Sequence[str]) -> str:
     """Return what a launcher tells the script beside its rank, such as `--mixed_precision`: without it, others train.
 
-    Args:
-        words: A command up to the script.
+    The words are a command up to the script.
     """
     command = shlex.join(words)
     if TELLING.search(command):

@@ -137,15 +137,12 @@ class TuneReporter(Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Write the table."""
-        self._write(trials)
+        self.on_experiment_end(trials)
 
     on_trial_error = on_trial_complete
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """Write the table."""
-        self._write(trials)
-
-    def _write(self, trials: list[Any]) -> None:
         if self._folder is None:
             return
         path = Path(self._folder, layout.TRIALS)

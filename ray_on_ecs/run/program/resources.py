@@ -6,8 +6,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,7 +59,8 @@ def instances(pid: int) -> Counter[InstanceKind]:
 def nodes(pid: int) -> set[str]:
     """Return the IDs of the nodes on which the program has places or actors; none if Ray is away."""
     try:
-        return _nodes(_jobs(pid))
+        jobs = _jobs(pid)
+        return {node for node, _ in places(jobs)} | set(_actors(jobs))
     except RAY_ERRORS:
         return set()
 
@@ -143,18 +144,8 @@ class ProgramWatch:
         hardware: That of the program's workers when it had most of them; see `hardware`.
     """
 
-    def __init__(
-        self,
-        on_wait: Callable[[Needs], None],
-        missing: Callable[[int], Needs] = missing,
-        nodes: Callable[[int], Collection[str]] = nodes,
-        draining: Callable[[], Collection[str]] = draining_nodes,
-        requests: Callable[[int], list[Request]] = requests,
-        hardware: Callable[[int], dict[str, Any] | None] = hardware,
-    ) -> None:
-        self._on_wait, self._missing = on_wait, missing
-        self._find_nodes, self._find_draining, self._requests = nodes, draining, requests
-        self._find_hardware = hardware
+    def __init__(self, on_wait: Callable[[Needs], None]) -> None:
+        self._on_wait = on_wait
         self._nodes: Collection[str] = ()
         self._reclaimed_at = -math.inf
         self._last_needs: Needs = Counter()
@@ -165,15 +156,9 @@ class ProgramWatch:
         self.pid = 0
         self.waits_since: float | None = None
 
-    @contextmanager
-    def running(self) -> Generator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Look every few seconds until the block ends."""
-        with run_every(LOOK_SECONDS, self.look, "resources of the program"):
-            yield
-
-    def is_waiting(self) -> bool:
-        """Return whether the program waited at the last look."""
-        return self.waits_since is not None
+        return run_every(LOOK_SECONDS, self.look, "resources of the program")
 
     def look(self) -> None:
         """Look once. A look that fails counts as one that finds nothing missing: the program may train."""
@@ -191,21 +176,21 @@ class ProgramWatch:
         return is_recent
 
     def _look_at_nodes(self) -> None:
-        self._nodes = self._find_nodes(self.pid) or self._nodes  # none while it starts workers, and when it has ended
-        if not set(self._find_draining()).isdisjoint(self._nodes):
+        self._nodes = nodes(self.pid) or self._nodes  # none while it starts workers, and when it has ended
+        if not draining_nodes().keys().isdisjoint(self._nodes):
             self._reclaimed_at = time.monotonic()
 
     def _look(self) -> None:
         self._look_at_nodes()
-        seen = filter(None, (self.hardware, self._find_hardware(self.pid)))
+        seen = filter(None, (self.hardware, hardware(self.pid)))
         # Ray Train's controller is an actor before its workers have places.
         self.hardware = max(seen, key=lambda each: ("threads_per_worker" in each, each["workers"]), default=None)
-        needs = self._missing(self.pid)
+        needs = missing(self.pid)
         if not needs:
             self.waits_since = self._shortage = None
         elif self.waits_since is None:
             self.waits_since = time.monotonic()
-        self.unmet = unmet(self._requests(self.pid)) if needs else ""
+        self.unmet = unmet(requests(self.pid)) if needs else ""
         # At two looks: for a moment while it starts workers, a program does not have places.
         if (needs == self._last_needs or not needs) and needs != self._reported_needs:
             self._reported_needs = needs
@@ -220,7 +205,7 @@ class ProgramWatch:
 
     def _find_shortage(self, needs: Needs) -> Shortage | None:
         """Return the watch of the node group that the head starts for the first request, with all of its kind."""
-        waiting = self._requests(self.pid) or [Request({kind: min(number, 1) for kind, number in needs.items()})]
+        waiting = requests(self.pid) or [Request({kind: min(number, 1) for kind, number in needs.items()})]
         alike = [each.resources.get("GPU", 0) for each in waiting if each.conditions == waiting[0].conditions]
         info, workers = read_cluster_info(), max(math.ceil(sum(alike)), 1)
         kind = kind_of_request(waiting[0], info) if info else None
@@ -250,10 +235,6 @@ def _jobs(pid: int) -> set[str]:
         return jobs_of({process.pid for process in psutil.Process(pid).children(recursive=True)}) if pid else set()
     except psutil.NoSuchProcess:
         return set()
-
-
-def _nodes(jobs: set[str]) -> set[str]:
-    return {node for node, _ in places(jobs)} | set(_actors(jobs))
 
 
 def _actors(jobs: Collection[str]) -> list[str]:

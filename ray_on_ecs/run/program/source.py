@@ -32,21 +32,13 @@ RANKS = {"LOCAL_RANK", "RANK", "WORLD_SIZE"}
 
 @dataclass(frozen=True)
 class Call:
-    """A call or a decorator.
-
-    Attributes:
-        line: Its line.
-        name: The full name of what it calls, such as `torch.multiprocessing.spawn`.
-        node: The call.
-        function: The function in which it is, or nothing.
-        is_conditional: True if an `if` or a `try` decides about it.
-    """
+    """A call or a decorator."""
 
     line: int
-    name: str
+    name: str  # in full, of what it calls, such as `torch.multiprocessing.spawn`
     node: ast.expr
-    function: str
-    is_conditional: bool
+    function: str  # in which it is, or nothing
+    is_conditional: bool  # an `if` or a `try` decides about it
 
     @property
     def names(self) -> set[str]:
@@ -153,13 +145,8 @@ def source_of(config: RunConfig) -> Source | None:
         return None
 
 
-def with_driver(config: RunConfig) -> RunConfig:
-    """Return the settings with --driver if the source calls for it; UsageError if one is not for Ray programs."""
-    if config.driver:
-        return config
-    reason = driver_reason(config)
-    if reason is None:
-        return config
+def with_driver(config: RunConfig, reason: str) -> RunConfig:
+    """Return the settings with --driver, which has this reason; UsageError if one is not for Ray programs."""
     try:
         return replace(config, driver=True)
     except UsageError as cause:
@@ -167,8 +154,8 @@ def with_driver(config: RunConfig) -> RunConfig:
 
 
 def driver_reason(config: RunConfig) -> str | None:
-    """Return the reason why a script is a Ray program, or None if its source or the settings contradict."""
-    if config.no_driver or config.mpi:
+    """Return the reason why a script is a Ray program, or None if its source or the settings contradict or say it."""
+    if config.driver or config.no_driver or config.mpi:
         return None
     source = source_of(config)
     call = first_start(source) if source else None

@@ -1,7 +1,9 @@
 """The storages of the tests of a run's folder, and their clock."""
 
+import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from ray_on_ecs.run.files import folder as run_folder
 from ray_on_ecs.run.files import scan
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
-from tests.run_folders import Clock
+from tests.run_folders import Clock, Nodes, Start
 
 
 @pytest.fixture(params=["disk", "s3"])
@@ -29,3 +31,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in (run_folder, scan):
         monkeypatch.setattr(module, "time", clock)
     return clock
+
+
+@pytest.fixture
+def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
+    """Start a run's nodes, each on an empty disk."""
+    number = itertools.count()
+
+    def start(count: int = 1, *, on: RunStorage | None = None, **options: Any) -> Nodes:
+        return Nodes(on or storage, tmp_path / f"disks{next(number)}", clock, count, **options)
+
+    return start

@@ -136,12 +136,6 @@ def test_stored_code_is_fetched(code: Path, storage: RunStorage, tmp_path: Path)
     assert all(path.stat().st_mtime >= before - 1 for path in files.values())
 
 
-def test_storing_twice_leaves_one_archive(code: Path, storage: RunStorage) -> None:
-    digests = [store(code, storage) for _ in range(2)]
-    assert digests[0] == digests[1]
-    assert stored(storage) == [f"{digests[0]}.tar.gz"]
-
-
 def test_archive_of_another_size_is_replaced(code: Path, storage: RunStorage, tmp_path: Path) -> None:
     digest = store(code, storage)
     storage.write(f"{digest}.tar.gz", b"half")
@@ -220,14 +214,6 @@ def commit_of(folder: Path) -> str:
     return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
 
 
-def test_revision_of_a_repository(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("1")
-    assert revision(tmp_path) == {}
-    commit = commit_of(tmp_path)
-    assert revision(tmp_path) == {"GIT_COMMIT": commit}
-    assert revision(tmp_path / "nothing-there") == {}
-
-
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 128", "#!/bin/sh\nexec sleep 60"])
 def test_no_revision_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
     (tmp_path / "train.py").write_text("1")
@@ -240,14 +226,14 @@ def test_no_revision_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert revision(tmp_path) == {}
 
 
-def packed_by_another(*entries: tuple[str, bytes | str], kind: bytes = tarfile.SYMTYPE) -> bytes:
+def packed_by_another(*entries: tuple[str, bytes | str]) -> bytes:
     """An archive of files, by their contents, and links, by their targets."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as tar:
         for name, content in entries:
             entry = tarfile.TarInfo(name)
             if isinstance(content, str):
-                entry.type, entry.linkname = kind, content
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
                 tar.addfile(entry)
             else:
                 entry.size = len(content)
@@ -286,12 +272,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_archive_of_another_is_refused(tmp_path: Path, kind: str) -> None:
     content, reason = REFUSED[kind]
-    digest = hashlib.sha256(content).hexdigest()
-    place = tmp_path / "runs" / archive.FOLDER / f"{digest}{archive.SUFFIX}"
-    place.parent.mkdir(parents=True)
-    place.write_bytes(content)
+    storage, digest = folder_below(tmp_path / "runs"), hashlib.sha256(content).hexdigest()
+    storage.write(f"{digest}{archive.SUFFIX}", content)
     with pytest.raises(StorageError, match=rf"^the run's code, \S+, is refused: .*{reason}.*; start the run again$"):
-        fetch(folder_below(tmp_path / "runs"), digest, tmp_path / "node" / "code")
+        fetch(storage, digest, tmp_path / "node" / "code")
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "node"}
     assert not [path for path in (tmp_path / "node").rglob("*") if not path.is_dir()]
 
@@ -299,12 +283,10 @@ def test_archive_of_another_is_refused(tmp_path: Path, kind: str) -> None:
 def test_archive_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     content = packed_by_another(("a", b"1" * 11))
-    digest = hashlib.sha256(content).hexdigest()
-    place = tmp_path / archive.FOLDER / f"{digest}{archive.SUFFIX}"
-    place.parent.mkdir()
-    place.write_bytes(content)
+    storage, digest = folder_below(tmp_path), hashlib.sha256(content).hexdigest()
+    storage.write(f"{digest}{archive.SUFFIX}", content)
     with pytest.raises(StorageError, match="its files are 11 bytes, for which the disk has no room"):
-        fetch(folder_below(tmp_path), digest, tmp_path / "code")
+        fetch(storage, digest, tmp_path / "code")
 
 
 @pytest.mark.parametrize(

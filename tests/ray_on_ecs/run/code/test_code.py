@@ -16,7 +16,6 @@ from ray_on_ecs.run.code.archive import store as store_code
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import make_ignored
 from ray_on_ecs.storage.run_storage import RunStorage
-from tests.aws import BUCKET, environment
 
 LARGE = 2000
 
@@ -37,16 +36,6 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["folder", "s3"])
-def storage(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_server: str, s3_client: object
-) -> RunStorage:
-    for name, value in environment(aws_server).items():
-        monkeypatch.setenv(name, value)
-    path = str(tmp_path / "results") if request.param == "folder" else f"s3://{BUCKET}/code"
-    return RunStorage.open(path, "mine")
-
-
 def config_of(project: Path, **settings: object) -> RunConfig:
     return RunConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
 
@@ -65,7 +54,7 @@ def placed(code: Code, target: Path) -> dict[str, bool]:
 def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:
     first, again = (store(config_of(project), storage) for _ in range(2))
     assert first == again
-    assert first.archive.startswith(f"{storage.uri.removesuffix('/mine')}/.code/")
+    assert first.archive.startswith(f"{storage.storage_path}/.code/")
     assert first.archive.endswith(".tar.gz")
     (project / "train.py").write_text("import another")
     assert store(config_of(project), storage).archive != first.archive

@@ -3,7 +3,6 @@
 import os
 import random
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -259,17 +258,6 @@ def test_absolute_links_in_the_folder_are_relative(tmp_path: Path) -> None:
     assert found == {"pkg/top": "..", "pkg/all": "..", "pkg/b": "../b.py", "pkg/by_way": "a.py"}
 
 
-def test_sockets_and_pipes_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "t.py")
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.chdir(tmp_path)  # the address of a socket is short
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket")
-        code_files = list_code(tmp_path)
-    assert code_files.left_out == (LeftOut("pipe", files.NO_FILE), LeftOut("socket", files.NO_FILE))
-    assert [file.name for file in code_files.files] == ["t.py"]
-
-
 def test_any_name_is_listed(tmp_path: Path) -> None:
     names = [
         b"line\nbreak",
@@ -442,14 +430,6 @@ def test_folder_of_keys_is_brought_back_by_its_name(tmp_path: Path, folder: str)
     write(tmp_path, "train.py", "a/.env", *names, content=PRIVATE)
     assert names_of(tmp_path, [folder]) == sorted(["train.py", *names]) == names_of(tmp_path, [f"{folder}/"])
     assert names_of(tmp_path, [folder], ["*.pem"]) == sorted(["train.py", names[0]])
-
-
-def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
-    write(tmp_path, ".gitignore", content=b"data/\n")
-    write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", content=PRIVATE)
-    git(tmp_path, "init", "-q")
-    assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"] == names_of(tmp_path, ["data/*"])
-    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == files.KEY]) == 2
 
 
 @pytest.mark.parametrize("folder", ["/", "~", "~/.", "~/..", "~/../..", "~/link"])

@@ -2,9 +2,7 @@
 
 import errno
 import os
-import socket
 import subprocess
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,8 @@ from ray_on_ecs.run.files.folder import LOG_SECONDS, OVERDUE_SECONDS, QUIET_SECO
 from ray_on_ecs.run.files.scan import OPEN_SECONDS, PAUSE_SECONDS, RESTLESS_SECONDS, SLOW_BYTES, SLOW_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot, write_snapshot
-from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, make_folder, write
+from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, Start, contents, in_manifest, make_folder, write
 
-Start = Callable[..., Nodes]
 ON_DISK = pytest.mark.parametrize("storage", ["disk"], indirect=True)
 CODE = {"train.py": "code", "lib/a.py": "a", "link": "-> train.py", "folder": "-> lib"}
 NAMES = [
@@ -52,19 +49,6 @@ NAMES = [
     "model.pt",
     "model.pt.part",
 ]
-
-
-@pytest.fixture
-def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
-    """Start a run's node, by default on an empty disk."""
-    number = iter(range(100))
-
-    def start(
-        disk: str | None = None, *, on: RunStorage | None = None, code: Mapping[str, str] | None = None, **options: Any
-    ) -> Nodes:
-        return Nodes(on or storage, tmp_path / (disk or f"disk{next(number)}"), clock, code=code, **options)
-
-    return start
 
 
 @pytest.fixture
@@ -109,15 +93,6 @@ def test_odd_names_and_times_do_not_keep_a_run_from_resuming(
     assert contents(start().folder) == {**kept, "c": "5"}
 
 
-@ON_DISK
-def test_unchanged_code_is_not_stored(storage: RunStorage, start: Start) -> None:
-    first = start(code=CODE)
-    first.settle()
-    first.end()
-    assert in_manifest(storage) == {}
-    assert not storage.files("files")
-
-
 def test_restored_files_are_not_stored_again(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {"a": "1"})
@@ -128,32 +103,6 @@ def test_restored_files_are_not_stored_again(storage: RunStorage, start: Start) 
     second.end()
     assert second.nodes[0].part.number == 0
     assert read_snapshot(storage) == before
-
-
-def test_links_are_restored(storage: RunStorage, start: Start) -> None:
-    first = start()
-    links = {"latest": "step_3", "dangling": "nowhere", "absolute": "/tmp", "deep/up": "../a", "file": "a"}
-    write(first.folder, {"step_3/state.json": "3", "deep/b": "1", "a": "1"})
-    for name, target in links.items():
-        (first.folder / name).symlink_to(target)
-    first.settle()
-    second = start()
-    assert contents(second.folder) == contents(first.folder)
-    assert (second.folder / "latest" / "state.json").read_text() == "3"
-
-
-@ON_DISK
-def test_socket_delays_no_snapshot(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = start()
-    monkeypatch.chdir(first.folder)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("ipc.sock")
-        os.mkfifo("pipe")
-        write(first.folder, {"core.12": "1", "model.pt": "1"})
-        first.settle()
-        first.end()
-    assert in_manifest(storage) == {"model.pt": "1"}
-    assert first.nodes[0].failed == {}
 
 
 def test_unusual_names_are_restored_and_published(storage: RunStorage, start: Start) -> None:
@@ -226,25 +175,6 @@ def test_log_delays_no_snapshot(storage: RunStorage, start: Start, me: tuple[psu
     first.end()
     assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "0\n1\n2\n3\n")}
     assert not any(kept.is_log for kept in read_snapshot(storage).files.values())
-
-
-def test_log_opened_per_line_delays_the_first_snapshot_alone(storage: RunStorage, start: Start) -> None:
-    first = start()
-    write(first.folder, {"model.pt": "1"})
-    polls = int((RESTLESS_SECONDS + LOG_SECONDS) / QUIET_SECONDS) + 3
-    for number in range(polls):
-        write(first.folder, {"tb/events.out.tfevents.1.host": "x" * number})
-        first.poll(QUIET_SECONDS)
-        assert number * QUIET_SECONDS < OVERDUE_SECONDS + 5 or in_manifest(storage)["model.pt"] == "1"
-    assert read_snapshot(storage).files["tb/events.out.tfevents.1.host"].is_log
-    write(first.folder, {"model.pt": "2"})
-    for number in range(3):
-        write(first.folder, {"tb/events.out.tfevents.1.host": "x" * (polls + number)})
-        first.poll(QUIET_SECONDS)
-    assert in_manifest(storage)["model.pt"] == "2"
-    first.settle()
-    first.end()
-    assert in_manifest(storage) == {"model.pt": "2", "tb/events.out.tfevents.1.host": "x" * (polls + 2)}
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
@@ -323,40 +253,33 @@ def test_script_without_pauses_is_stored(storage: RunStorage, start: Start) -> N
 
 
 @ON_DISK
-def test_small_file_may_change_during_upload(
-    storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("size", "is_renamed", "is_stored"),
+    [(1, False, True), (100_000, False, False), (100_000, True, True)],
+    ids=["small", "large", "large and renamed"],
+)
+def test_file_may_change_during_upload(
+    storage: RunStorage,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    is_renamed: bool,
+    is_stored: bool,
 ) -> None:
     first = start()
     original = first.nodes[0]._upload_all
 
     def upload_all(*args: object) -> object:
-        write(first.folder, {"status.json": "2"})
-        return original(*args)  # ty: ignore[invalid-argument-type]
-
-    monkeypatch.setattr(first.nodes[0], "_upload_all", upload_all)
-    write(first.folder, {"model.pt": "1" * 100_000, "status.json": "1"})
-    first.settle(2)
-    assert in_manifest(storage) == {"model.pt": "1" * 100_000, "status.json": "1"}
-
-
-@ON_DISK
-@pytest.mark.parametrize("is_renamed", [False, True])
-def test_large_file_may_change_during_upload(
-    storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
-) -> None:
-    first = start()
-    original = first.nodes[0]._upload_all
-
-    def upload_all(*args: object) -> object:
-        write(first.folder, {"new" if is_renamed else "model.pt": "2" * 100_000})
+        write(first.folder, {"new" if is_renamed else "state": "2" * size})
         if is_renamed:
-            (first.folder / "new").rename(first.folder / "model.pt")
+            (first.folder / "new").rename(first.folder / "state")
         return original(*args)  # ty: ignore[invalid-argument-type]
 
     monkeypatch.setattr(first.nodes[0], "_upload_all", upload_all)
-    write(first.folder, {"model.pt": "1" * 100_000, "state": "1"})
+    before = {"state": "1" * size, "model.pt": "1" * 100_000}
+    write(first.folder, before)
     first.settle(2)
-    assert in_manifest(storage) == ({"model.pt": "1" * 100_000, "state": "1"} if is_renamed else {})
+    assert in_manifest(storage) == (before if is_stored else {})
 
 
 def test_one_bad_file_is_named(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,16 +425,6 @@ def test_file_and_folder_replace_each_other(storage: RunStorage, start: Start, n
 
 
 @ON_DISK
-def test_code_folder_becomes_a_file(start: Start) -> None:
-    first = start(code={"lib/a.py": "a"})
-    (first.folder / "lib" / "a.py").unlink()
-    (first.folder / "lib").rmdir()
-    write(first.folder, {"lib": "1"})
-    first.settle()
-    assert contents(start(code={"lib/a.py": "a"}).folder) == {"lib": "1"}
-
-
-@ON_DISK
 def test_files_over_a_limit_are_named(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_scan, "MAX_ENTRIES", 3)
     first = start(max_bytes=100)
@@ -577,14 +490,6 @@ def test_surviving_node_fetches_changed_files(
     paths.clear()
     first.restart()
     assert paths == ["files.json"]
-
-
-@ON_DISK
-def test_last_part_does_not_wait(storage: RunStorage, start: Start) -> None:
-    first = start()
-    write(first.folder, {"a": "1"})
-    first.end()
-    assert in_manifest(storage) == {"a": "1"}
 
 
 def direct(tmp_path: Path, clock: Clock, code: dict[str, str] | None = None) -> Nodes:

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,33 +20,21 @@ from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, publish, read_snapshot, write_snapshot
 from tests.local_cluster import have_ended
-from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, write
+from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, Start, contents, in_manifest, write
 from tests.waiting import until
 
-Start = Callable[..., Nodes]
 ON_DISK = pytest.mark.parametrize("storage", ["disk"], indirect=True)
 # In S3 each call takes long.
 NODES = pytest.mark.parametrize(("storage", "count"), [("disk", 1), ("disk", 2), ("s3", 2)], indirect=["storage"])
 
 
-@pytest.fixture
-def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
-    """Start a run's nodes, each on an empty disk."""
-    number = iter(range(10_000))
-
-    def start(count: int = 2, *, on: RunStorage | None = None, code: Mapping[str, str] | None = None) -> Nodes:
-        return Nodes(on or storage, tmp_path / f"disks{next(number)}", clock, count, code)
-
-    return start
-
-
 def test_all_nodes_have_all_files(storage: RunStorage, start: Start) -> None:
-    first = start()
+    first = start(2)
     for node, each in enumerate(first.nodes):
         write(each.folder, {f"shard{node}": str(node)})
     first.settle()
     assert in_manifest(storage) == {"shard0": "0", "shard1": "1"}
-    second = start()
+    second = start(2)
     for each in second.nodes:
         assert contents(each.folder) == in_manifest(storage)
     (second.nodes[1].folder / "shard1").unlink()
@@ -134,7 +121,7 @@ def test_changed_node_count_keeps_all_files(storage: RunStorage, start: Start, c
 def test_first_node_wins_with_one_warning(
     storage: RunStorage, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = start()
+    first = start(2)
     for number in range(3):
         for node, each in enumerate(first.nodes):
             write(each.folder, {"same": f"{number} of {node}"})
@@ -144,7 +131,7 @@ def test_first_node_wins_with_one_warning(
 
 
 def test_shadowed_file_appears_after_deletion(storage: RunStorage, start: Start) -> None:
-    first = start()
+    first = start(2)
     for node, each in enumerate(first.nodes):
         write(each.folder, {"same": str(node)})
     first.settle()
@@ -154,78 +141,19 @@ def test_shadowed_file_appears_after_deletion(storage: RunStorage, start: Start)
     first.settle()
     assert in_manifest(storage) == {"same": "1", "other": "1"}
     publish(storage)
-    assert contents(start().folder) == {"same": "1", "other": "1"}
-
-
-@ON_DISK
-@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("a/b/c", "a")])
-def test_folder_and_file_with_one_name(storage: RunStorage, start: Start, names: tuple[str, str]) -> None:
-    first = start()
-    for node, each in enumerate(first.nodes):
-        write(each.folder, {names[node]: str(node), f"own{node}": "1"})
-    first.settle()
-    assert in_manifest(storage) == {names[0]: "0", "own0": "1", "own1": "1"}
-    assert contents(start().folder) == in_manifest(storage)
+    assert contents(start(2).folder) == {"same": "1", "other": "1"}
 
 
 def test_files_of_one_folder_stand_together() -> None:
     a, b = KeptFile("a"), KeptFile("b", node=1)
-    assert merge_parts([{"x": a, "d/x": a}, {"x": b, "y": b, "d": b, "x/z": b, "d/y": b}]) == {
-        "x": a,
-        "d/x": a,
-        "y": b,
-        "d/y": b,
-    }
-
-
-@ON_DISK
-def test_busy_node_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
-    first = start()
-    for step in range(8):
-        write(first.nodes[1].folder, {"checkpoint": str(step)})
-        for _ in range(2):
-            first.poll(QUIET_SECONDS)
-    assert int(in_manifest(storage)["checkpoint"]) >= 6
-
-
-@ON_DISK
-def test_parts_of_the_same_time_are_committed(storage: RunStorage, start: Start) -> None:
-    first = start()
-    for each in first.nodes:
-        write(each.folder, {f"shard{each._node}": "1"})
-    for _ in range(6):  # each node hears of the other's part of the round before
-        first.wait(QUIET_SECONDS)
-        for node in range(2):
-            first.tell(node)
-            first.look(node)
-    assert in_manifest(storage) == {"shard0": "1", "shard1": "1"}
-
-
-@ON_DISK
-def test_change_before_the_common_moment_counts(storage: RunStorage, start: Start) -> None:
-    first = start()
-    for each in first.nodes:
-        write(each.folder, {f"shard{each._node}": "1"})
-    for _ in range(2):
-        first.wait(QUIET_SECONDS)
-        for node in range(2):
-            first.look(node)
-    for node in range(2):
-        first.tell(node)
-    assert first.directive.scan
-    assert first.directive.commit == {}
-    write(first.nodes[0].folder, {"shard0": "2"})
-    first.poll()
-    assert in_manifest(storage) == {}
-    write(first.nodes[1].folder, {"shard1": "2"})
-    first.settle(10)
-    assert in_manifest(storage) == {"shard0": "2", "shard1": "2"}
+    others = dict.fromkeys(["x", "y", "d", "d/e", "x/z", "x/z/z", "d/y"], b)
+    assert merge_parts([{"x": a, "d/e/x": a}, others]) == {"x": a, "d/e/x": a, "y": b, "d/y": b}
 
 
 @ON_DISK
 @pytest.mark.parametrize("late", [0, 1])
 def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late: int) -> None:
-    first = start()
+    first = start(2)
     write(first.nodes[1 - late].folder, {"ready": "1"})
     for number in range(10):
         write(first.nodes[late].folder, {f"shard{number}": "1"})
@@ -310,7 +238,7 @@ def test_file_that_is_always_written_delays_no_snapshot(
 @ON_DISK
 def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: Start, clock: Clock) -> None:
     """A file is there when a look finds a pause, and gone at the next look."""
-    first = start()
+    first = start(2)
     write(first.nodes[0].folder, {"step": "1"})
     second_folder = first.nodes[1].folder
     for number in range(int(OVERDUE_SECONDS / QUIET_SECONDS)):
@@ -358,7 +286,7 @@ SLOW = {
 def test_looks_take_a_small_share_of_the_time(
     start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch, slow: str, waits: bool
 ) -> None:
-    first = start()
+    first = start(2)
     folder, took = first.nodes[1], 0.0
     module, name, found = SLOW[slow]
 
@@ -381,7 +309,7 @@ def test_looks_take_a_small_share_of_the_time(
 
 @ON_DISK
 def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
-    first = start()
+    first = start(2)
     write(first.nodes[0].folder, {"shard0": "1"})
     write(first.nodes[1].folder, {"shard1": "1"})
     first.directive = Directive(ended=frozenset({0}))
@@ -547,20 +475,6 @@ def test_unavailable_storage_is_reported_at_the_end(
         first.end()
 
 
-@ON_DISK
-def test_logs_of_a_restored_run_stay(storage: RunStorage, start: Start) -> None:
-    first = start()
-    with (first.folder / "train.log").open("a") as log:
-        print("1", file=log, flush=True)
-        first.writers = ()
-        first.settle()
-    second = start()
-    with (second.folder / "train.log").open("a") as log:
-        print("2", file=log)
-    second.end()
-    assert in_manifest(storage) == {"train.log": "1\n2\n"}
-
-
 def train(nodes: Nodes, step: int) -> None:
     """Do a step of a script on each node: a restart must find files of one step."""
     for node, each in enumerate(nodes.nodes):
@@ -659,7 +573,7 @@ def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count:
 
 @pytest.mark.parametrize("kind", ["before", "after"])
 def test_interrupted_publish_is_completed(storage: RunStorage, start: Start, kind: str) -> None:
-    first = start()
+    first = start(2)
     train(first, 1)
     first.settle()
     train(first, 2)

@@ -128,13 +128,6 @@ def test_each_folder_is_named_once_with_all_its_files(tmp_path: Path, places: di
     assert files.find() == []
 
 
-def test_look_at_the_end_has_a_limit(tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "MAX_ENTRIES", 3)
-    assert find(tmp_path, places, *(f"tmp/many/{number}" for number in range(5))) == [
-        f"{tmp_path}/tmp/many (3 MiB, unless another program wrote it)"
-    ]
-
-
 def test_files_of_other_programs_are_not_remembered(tmp_path: Path, places: dict[str, str]) -> None:
     files = OutsideFiles([tmp_path / "run"], places)
     for number in range(10):

@@ -84,13 +84,6 @@ def test_content_change_changes_the_state(tmp_path: Path, change: str) -> None:
     assert state_of(file) not in (None, before)
 
 
-def test_hard_link_keeps_the_state(tmp_path: Path) -> None:
-    write(tmp_path, {"a": "1"})
-    before = state_of(tmp_path / "a")
-    os.link(tmp_path / "a", tmp_path / "b")
-    assert state_of(tmp_path / "a") == state_of(tmp_path / "b") == before
-
-
 def test_folder_with_many_entries_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_scan, "MAX_ENTRIES", 3)
     write(tmp_path, {f"{folder}{n}": "" for folder in ("", "few/", "deep/many/") for n in range(3)})

@@ -106,10 +106,6 @@ def reader(folder: Path) -> Any:
     return lambda name: (folder / name).read_bytes() if (folder / name).exists() else None
 
 
-def is_torn_on_disk(folder: Path, node: int) -> bool:
-    return bool(tags_of(reader(folder), node)[1])
-
-
 def tags_of(read: Any, node: int) -> tuple[int, set[str]]:
     """Return the step of a node's files, and the torn ones."""
     model = read(f"model{node}.pt")
@@ -219,7 +215,7 @@ def test_killed_script_leaves_no_torn_files(storage: RunStorage, tmp_path: Path,
         with attempt:
             time.sleep(chance.uniform(0.8, 2.8 + count))
         killed_at = attempt.killed_at
-        on_disk += any(is_torn_on_disk(each.folder, node) for node, each in enumerate(attempt.nodes.nodes))
+        on_disk += any(tags_of(reader(each.folder), node)[1] for node, each in enumerate(attempt.nodes.nodes))
         shutil.rmtree(tmp_path / f"disks{kill}")
     print(f"{KILLS} kills: 0 torn after restore, {on_disk} torn on disk, {new} new steps of {last}, {stalls} stalls")
     with until(lambda: restart(storage, tmp_path, count, KILLS + 1, pause)):

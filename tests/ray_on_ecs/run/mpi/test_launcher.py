@@ -182,13 +182,6 @@ def test_abandoned_program_leaves_no_processes(tmp_path: Path) -> None:
     until(lambda: have_ended(family))
 
 
-def test_aborted_program_ends_all_ranks(start: Callable[..., Nodes]) -> None:
-    nodes = start("if world.rank == 2: world.Abort(7)\n" + WAIT)
-    assert nodes.end() == 7, nodes.text
-    assert "MPI_ABORT was invoked on rank 2" in nodes.run.last_words.text, nodes.text
-    until(lambda: not nodes.programs())
-
-
 def test_lost_daemon_ends_the_program(start: Callable[..., Nodes]) -> None:
     nodes = start(WAIT)
     until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)

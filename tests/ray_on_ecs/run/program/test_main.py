@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+VARIABLES = {"RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
 # Prints the defaults of Ray Train and Ray Tune for path and name, and the way it was started.
 SCRIPT = """
 import json, sys
@@ -22,15 +23,19 @@ print(json.dumps([
 """
 
 
+def run(folder: Path, *arguments: str) -> str:
+    """Run a program, and return its output."""
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program.main", *arguments]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **VARIABLES}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("started", [["train.py"], ["-m", "train"]], ids=["file", "module"])
 def test_ray_storage_defaults_to_the_run(started: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").touch()
-    variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
-    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program.main", *started, "--lr", "0.1"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = json.loads(run(tmp_path, *started, "--lr", "0.1"))
     assert document[:2] == ["/runs/one/ray", "/runs/one/ray"]
     assert document[2:6] == ["ray_train_run-one", "ray_train_run-one-2", "mine", "/elsewhere"]
     assert document[6][1:] == ["--lr", "0.1"]
@@ -40,7 +45,4 @@ def test_ray_storage_defaults_to_the_run(started: list[str], tmp_path: Path) -> 
 
 def test_script_may_set_import_variables_of_ray(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print([each for each in sys.modules if each.startswith('ray.')])")
-    variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
-    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program.main", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    assert run(tmp_path, "train.py") == "[]\n"

@@ -26,11 +26,16 @@ def of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_reports, "_fits", iter(range(10)))
 
 
-def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
+def log_of(folder: Path, history: Any = ()) -> MetricsLog:
     """The metrics of a run from the reports so far."""
     log = MetricsLog({}, history)
     for report in ReportReader(folder).read_new():
         log.take_report(report)
+    return log
+
+
+def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
+    log = log_of(folder, history)
     return [{name: value for name, value in record.items() if name != "time"} for record in log.records]
 
 
@@ -101,10 +106,7 @@ def test_reports_of_a_killed_program_come_from_checkpoints(tmp_path: Path) -> No
     reporter.before_worker_group_start(None)
     reporter.after_report(WITH, [{"loss": 0.4}])
     before = [{"step": 1, "time": "", "loss": 0.1}, {"step": 2, "time": "of its first report", "loss": 0.2}]
-    log = MetricsLog({}, before)
-    for report in ReportReader(tmp_path).read_new():
-        log.take_report(report)
-    assert log.records[1]["time"] == "of its first report"
+    assert log_of(tmp_path, before).records[1]["time"] == "of its first report"
     assert [record["loss"] for record in records(tmp_path, before)] == [0.1, 0.2, 0.3, 0.4]
 
 
@@ -141,9 +143,7 @@ def test_total_steps_of_a_report_are_those_of_the_run(tmp_path: Path) -> None:
     reporter.after_controller_start(run_of(tmp_path, None))
     reporter.before_worker_group_start(None)
     reporter.after_report(WITHOUT, [{"loss": 0.5, "total_steps": 3}])
-    log = MetricsLog({})
-    for report in ReportReader(tmp_path).read_new():
-        log.take_report(report)
+    log = log_of(tmp_path)
     assert log.steps == Steps(1, 3)
     assert "total_steps" not in log.records[0]
 

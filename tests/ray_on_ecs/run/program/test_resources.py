@@ -28,21 +28,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Program:
     """A program whose requests a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.needs: Any = Counter()
         self.told: list[Any] = []
         self.nodes: set[str] = set()
         self.draining: set[str] = set()
         self.requests: list[Request] = []
         self.hardware: dict[str, Any] | None = None
-        self.watch = program_resources.ProgramWatch(
-            self.told.append,
-            self._read,
-            lambda pid: self.nodes,
-            lambda: self.draining,
-            lambda pid: self.requests,
-            lambda pid: self.hardware,
-        )
+        monkeypatch.setattr(program_resources, "missing", self._read)
+        monkeypatch.setattr(program_resources, "draining_nodes", lambda: dict.fromkeys(self.draining))
+        for name in ("nodes", "requests", "hardware"):
+            monkeypatch.setattr(program_resources, name, lambda pid, name=name: getattr(self, name))
+        self.watch = program_resources.ProgramWatch(self.told.append)
 
     def _read(self, pid: int) -> Any:
         if isinstance(self.needs, Exception):
@@ -50,8 +47,12 @@ class Program:
         return self.needs
 
 
-def test_wait_is_reported_once_with_its_end(clock: Clock) -> None:
-    program = Program()
+@pytest.fixture
+def program(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Program:
+    return Program(monkeypatch)
+
+
+def test_wait_is_reported_once_with_its_end(program: Program) -> None:
     program.watch.look()
     program.needs = GPUS
     program.watch.look()
@@ -63,8 +64,7 @@ def test_wait_is_reported_once_with_its_end(clock: Clock) -> None:
     assert program.told == [GPUS, Counter()]
 
 
-def test_wait_is_limited(clock: Clock) -> None:
-    program = Program()
+def test_wait_is_limited(clock: Clock, program: Program) -> None:
     program.needs = GPUS
     program.watch.look()
     program.watch.look()
@@ -83,8 +83,10 @@ def test_wait_is_limited(clock: Clock) -> None:
     assert program.watch.waits_since is None
 
 
-def test_wait_for_a_reservation_is_counted_from_its_start(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, watch = Program(), Mock(is_before_start=True, line="")
+def test_wait_for_a_reservation_is_counted_from_its_start(
+    clock: Clock, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Mock(is_before_start=True, line="")
     monkeypatch.setattr(program.watch, "_find_shortage", lambda needs: watch)
     program.needs = GPUS
     for _ in range(5):
@@ -134,11 +136,10 @@ H100 = Condition("ray.io/node-group", ("h100",))
     ],
 )
 def test_request_that_no_pool_can_hold_is_named(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, request_: Request, line: str
+    clock: Clock, program: Program, monkeypatch: pytest.MonkeyPatch, request_: Request, line: str
 ) -> None:
     monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
     monkeypatch.setattr(program_resources, "Shortage", lambda *given: pytest.fail("there is no group to look at"))
-    program = Program()
     program.needs, program.requests = GPUS, [Request({"GPU": 1}), request_]
     program.watch.look()
     program.watch.look()
@@ -150,10 +151,9 @@ def test_request_that_no_pool_can_hold_is_named(
     assert program.watch.unmet == ""
 
 
-def test_request_that_changes_is_explained_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_changes_is_explained_anew(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
     monkeypatch.setattr(program_resources, "Shortage", Mock())
-    program = Program()
     program.needs, program.requests = GPUS, [Request({"GPU": 1})]
     for _ in range(2):
         program.watch.look()
@@ -163,12 +163,11 @@ def test_request_that_changes_is_explained_anew(clock: Clock, monkeypatch: pytes
     assert program.watch.unmet.startswith("no node of the stack can have 16 GPU"), "the GPUs in all are the same"
 
 
-def test_group_of_the_first_request_is_looked_at(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_the_first_request_is_looked_at(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     shortage, needed = Mock(), Mock(return_value=(1, 0))
     monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
     monkeypatch.setattr(program_resources, "Shortage", shortage)
     monkeypatch.setattr(program_resources, "instances_needed", needed)
-    program = Program()
     on_h100 = Request({"GPU": 4}, (H100,))
     program.needs, program.requests = GPUS, [on_h100, Request({"GPU": 1}), on_h100]
     program.watch.look()
@@ -239,8 +238,7 @@ def test_hardware_is_that_of_places_or_actors(
     assert (found and tuple(map(found.get, names))) == hardware
 
 
-def test_most_workers_with_places_are_kept(clock: Clock) -> None:
-    program = Program()
+def test_most_workers_with_places_are_kept(program: Program) -> None:
     placed, fewer = {"workers": 2, "threads_per_worker": 1}, {"workers": 1, "threads_per_worker": 1}
     for found in (None, {"workers": 3}, fewer, placed, fewer, {"workers": 3}, None):
         program.hardware = found
@@ -248,8 +246,7 @@ def test_most_workers_with_places_are_kept(clock: Clock) -> None:
     assert program.watch.hardware == placed
 
 
-def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    program = Program()
+def test_failed_query_ends_no_program(clock: Clock, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     program.needs = GPUS
     program.watch.look()
     program.watch.look()
@@ -260,8 +257,7 @@ def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixtur
     assert "the GCS is away" in capsys.readouterr().out
 
 
-def test_failure_after_own_node_drained_is_excused_once(clock: Clock) -> None:
-    program = Program()
+def test_failure_after_own_node_drained_is_excused_once(clock: Clock, program: Program) -> None:
     program.nodes, program.draining = {"a", "b"}, {"b"}
     program.watch.look()
     program.nodes, program.draining = set(), set()  # the node and the program have ended
@@ -271,8 +267,7 @@ def test_failure_after_own_node_drained_is_excused_once(clock: Clock) -> None:
     assert not program.watch.was_reclaimed()
 
 
-def test_program_ending_before_next_query_is_excused(clock: Clock) -> None:
-    program = Program()
+def test_program_ending_before_next_query_is_excused(program: Program) -> None:
     program.nodes = {"a", "b"}
     program.watch.look()
     program.nodes, program.draining = set(), {"b"}
@@ -280,8 +275,7 @@ def test_program_ending_before_next_query_is_excused(clock: Clock) -> None:
     assert not program.watch.was_reclaimed()
 
 
-def test_late_or_unrelated_failure_counts(clock: Clock) -> None:
-    program = Program()
+def test_late_or_unrelated_failure_counts(clock: Clock, program: Program) -> None:
     program.nodes, program.draining = {"a"}, {"another's"}
     program.watch.look()
     assert not program.watch.was_reclaimed()

@@ -89,21 +89,22 @@ def test_ray_program_implies_driver_mode(flags: list[str], tmp_path: Path) -> No
     (tmp_path / "package").mkdir()
     for name in ("s.py", "package/__main__.py", "package/s.py"):
         (tmp_path / name).write_text(TRAINER)
-    assert with_driver(config(tmp_path, *flags)).driver
+    settings = config(tmp_path, *flags)
+    reason = driver_reason(settings)
+    assert reason
+    assert with_driver(settings, reason).driver
 
 
-@pytest.mark.parametrize("flags", [["--no-driver", "s.py"], ["--mpi", "s.py"], ["--no-python", "s.py"]])
-def test_settings_override_the_source(flags: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--no-driver", "--driver", "--mpi", "--no-python"])
+def test_settings_override_the_source(flag: str, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(TRAINER)
-    assert driver_reason(config(tmp_path, *flags)) is None
-    assert not with_driver(config(tmp_path, *flags)).driver
+    assert driver_reason(config(tmp_path, flag, "s.py")) is None
 
 
 def test_number_of_workers_is_refused_with_reason(tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text(TRAINER)
-    line = r"--num-workers: leave it out; a Ray program sets .* \(s.py:3 calls TorchTrainer: .*--no-driver"
+    line = r"--num-workers: leave it out; a Ray program sets .* \(s.py:3 calls TorchTrainer\)"
     with pytest.raises(UsageError, match=line):
-        with_driver(config(tmp_path, "--num-workers=2", "s.py"))
+        with_driver(config(tmp_path, "--num-workers=2", "s.py"), "s.py:3 calls TorchTrainer")
 
 
 @pytest.mark.parametrize(
