@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
     return size
 
 
-def memory_would_fit(peaks: Iterable[tuple[int, int]], size: int, limit: int) -> bool:
+def memory_would_fit(peaks: Sequence[tuple[int, int]], size: int, limit: int) -> bool:
     """Return True if a batch of this size is expected to need at most `limit` bytes.
 
     Args:
@@ -33,10 +33,9 @@ def memory_would_fit(peaks: Iterable[tuple[int, int]], size: int, limit: int) ->
         size: The next size.
         limit: Bytes.
     """
-    known = list(peaks)
-    if len(known) < 2:
+    if len(peaks) < 2:
         return True
-    (smaller, low), (larger, high) = known[-2:]
+    (smaller, low), (larger, high) = peaks[-2:]
     return high + (size - larger) * (high - low) / (larger - smaller) <= limit
 
 

@@ -44,13 +44,9 @@ OF_HEAD = {
 Datum = dict[str, Any]
 
 
-def _default_kind() -> Collection[str]:
-    return (WORKERS,)
-
-
 @contextmanager
 def publish_metrics(
-    monitor: RunMonitor, namespace: str | None, kinds: Callable[[], Collection[str]] = _default_kind
+    monitor: RunMonitor, namespace: str | None, kinds: Callable[[], Collection[str]]
 ) -> Generator[None]:
     """Publish the run's metrics until the block ends, and the remaining ones then unless the user interrupts the run.
 
@@ -77,9 +73,7 @@ class Publisher:
     kind has its own alarm; that of WORKERS has none.
     """
 
-    def __init__(
-        self, monitor: RunMonitor, namespace: str, kinds: Callable[[], Collection[str]] = _default_kind
-    ) -> None:
+    def __init__(self, monitor: RunMonitor, namespace: str, kinds: Callable[[], Collection[str]]) -> None:
         self._monitor = monitor
         self._namespace = namespace
         self._kinds = kinds
@@ -102,10 +96,8 @@ class Publisher:
         steps_made = self._monitor.steps_made
         steps = max(steps_made - self._published_steps, 1)
         datum: Datum = {"MetricName": PROGRESS, "Unit": "Count", "Value": steps}
-        of_kind = {
-            kind: {"Dimensions": [{"Name": KIND_DIMENSION, "Value": kind}]} for kind in self._kinds() or (WORKERS,)
-        }
-        self._put([{**datum, **({} if kind == WORKERS else more)} for kind, more in of_kind.items()])
+        of_kind = {kind: {"Dimensions": [{"Name": KIND_DIMENSION, "Value": kind}]} for kind in self._kinds()}
+        self._put([datum if kind == WORKERS else datum | more for kind, more in of_kind.items()])
         self._published_steps = steps_made
 
     def _publish_metrics(self) -> None:

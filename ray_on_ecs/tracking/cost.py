@@ -78,8 +78,7 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
     for each, count in labelled_hours.items():
-        instance_type, group = each.instance_type or "", info["groups"].get(each.kind)
-        on_demand = _on_demand(each, info)
+        group, on_demand = info["groups"].get(each.kind), _on_demand(each, info)
         if each not in prices or on_demand is None or each.market is None or group is None:
             return None
         usd += count * prices[each]
@@ -87,7 +86,7 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
         named: InstanceCost = {
             "pool": group["pool"],
             "zones": group["zones"],
-            "instance_type": instance_type,
+            "instance_type": each.instance_type or "",
             "market": each.market,
             "hours": count,
             "hourly_usd": prices[each],

@@ -224,8 +224,8 @@ class RunRecord:
             "state": self._state or "waiting",
             "owner": self.owner,
             "behind": self.behind,
-            "started": _iso(self._started),
-            "updated": _iso(now),
+            "started": self._started.isoformat(timespec="milliseconds"),
+            "updated": now.isoformat(timespec="milliseconds"),
             "step": printed.get("step") if step is None else step,
             "end": None,
             "loss": _last_loss(history) if history else printed.get("loss"),
@@ -379,7 +379,3 @@ def _last_loss(history: Sequence[Mapping[str, Any]]) -> float | None:
             losses = [metrics[name] for name in metrics if name.endswith("loss")]
             value = losses[-1] if losses else None
     return finite(value)
-
-
-def _iso(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds")

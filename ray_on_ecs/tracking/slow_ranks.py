@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 
 class SlowTime(TypedDict):
@@ -19,32 +18,28 @@ class Wait(TypedDict):
 
     rank: int
     node: str  # its instance and address
-    share: float  # of the time
+    share: float | int  # of the time
 
 
 def slow_in(document: Any) -> list[SlowTime]:
     """Return the slow ranks in a document, which another version of this program may have written."""
-    return [SlowTime(since=each["since"], until=each["until"], what=each["what"]) for each in _rows(document, "slow")]
+    return _rows(document, "slow", SlowTime)
 
 
 def waits_in(document: Any) -> dict[str, str]:
     """Return the waits in a document as rows of a table: the rank, and its share of the time."""
     rows = {}
-    for each in _rows(document, "waits"):
+    for each in _rows(document, "waits", Wait):
         node = f" ({each['node']})" if each["node"] else ""
         rows[f"rank {each['rank']}{node}"] = f"waits {each['share']:.1%} of the time".replace("%", " %")
     return rows
 
 
-KINDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "slow": {"since": str, "until": (str, type(None)), "what": str},
-    "waits": {"rank": int, "node": str, "share": (float, int)},
-}
-
-
-def _rows(document: Any, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a list in a document that have what they must have."""
+def _rows(document: Any, name: str, kind: type) -> list[Any]:
+    """Return the rows of a list in a document that have the keys of a TypedDict, without others."""
     found = document.get(name) if isinstance(document, dict) else None
-    kinds = KINDS[name].items()
-    rows = found if isinstance(found, list) else []
-    return [row for row in rows if isinstance(row, dict) and all(isinstance(row.get(key), of) for key, of in kinds)]
+    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    hints = get_type_hints(kind)
+    return [
+        {key: row[key] for key in hints} for row in rows if all(isinstance(row.get(key), hints[key]) for key in hints)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -22,15 +21,6 @@ ROW = re.compile(r"(all_reduce|all_gather|reduce_scatter) +(\d+) +([\d.]+) +([\d
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(name: str, factors: tuple[float, float]) -> None:
     assert (FACTORS[name](2), FACTORS[name](8)) == factors
-
-
-def test_script_without_a_launcher_is_one_rank(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(SCRIPT), "--max-mib", "1", "--times", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Gloo, 1 rank on 1 node\n")
-    assert len(ROW.findall(done.stdout)) == len(FACTORS)
 
 
 def test_table_has_each_collective_and_size(tmp_path: Path) -> None:

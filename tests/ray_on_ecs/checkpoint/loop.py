@@ -28,28 +28,39 @@ STEPS = 20
 class Network(nn.Module):
     """A perceptron with dropout and batch statistics; DDP has several buckets for it."""
 
-    def __init__(self, unused: bool = False, dropout: float = 0.1) -> None:
+    def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
         hidden = 700
         self.layers = nn.Sequential(nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Dropout(dropout))
         self.norm = nn.BatchNorm1d(hidden) if dropout else nn.Identity()
         self.head = nn.Linear(hidden, 1)
         self.frozen = nn.Linear(8, 1).requires_grad_(False)
-        if unused:
-            self.unused = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.layers(x))) + self.frozen(x)
 
 
-def wrapped(kind: str, network: Network, unused: bool = False) -> nn.Module:
+def wrapped(kind: str, network: Network) -> nn.Module:
     """Return the network under DDP or FSDP2, or as it is."""
     if kind == "ddp":
-        return DistributedDataParallel(network, bucket_cap_mb=1, find_unused_parameters=unused)
+        return DistributedDataParallel(network, bucket_cap_mb=1)
     if kind == "fsdp":
         fully_shard(network.layers)
         fully_shard(network)
     return network
+
+
+class Stateful:
+    """An object whose state is a value of any class."""
+
+    def __init__(self, value: object = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
 
 
 @torch.no_grad()
@@ -69,7 +80,6 @@ def train(
     end: int | None = None,
     *,
     begin: Callable[[], None] = lambda: None,
-    unused: bool = False,
     dropout: float = 0.1,
     **options: Any,
 ) -> dict[str, Any]:
@@ -79,12 +89,12 @@ def train(
     """
     begin()
     torch.manual_seed(rank)
-    network = Network(unused, dropout)
+    network = Network(dropout)
     if kind != "ddp":  # which itself makes all ranks begin alike
         torch.manual_seed(0)
-        network = Network(unused, dropout)
+        network = Network(dropout)
         torch.manual_seed(rank)
-    model = wrapped(kind, network, unused)
+    model = wrapped(kind, network)
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True), torch.arange(SAMPLES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

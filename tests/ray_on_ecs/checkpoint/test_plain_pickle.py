@@ -31,7 +31,7 @@ from ray_on_ecs import Checkpointer
 from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.collectives import Collectives
-from ray_on_ecs.checkpoint.plain_pickle import plain
+from tests.ray_on_ecs.checkpoint.loop import Stateful
 
 # Each makes this file if it runs.
 MARK = "ran"
@@ -135,19 +135,6 @@ def test_plain_values_and_descriptions_of_tensors_are_read() -> None:
         torch.float8_e4m3fn,
     ]
     assert plain_pickle.loads(plain_pickle.dumps(values)) == values
-
-
-class Stateful:
-    """An object whose state is a value of any class."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["value"]
 
 
 def save(folder: Path, value: object = 1, **options: Any) -> Path:
@@ -326,20 +313,6 @@ def test_plain_value_comes_back(folder: Path, kind: str) -> None:
     assert type(own.value) is type(expected)
     assert repr(own.value) == repr(expected)
     assert getattr(own.value, "_metadata", None) == getattr(expected, "_metadata", None)
-
-
-def test_learning_rate_of_numpy_comes_back_as_a_number(folder: Path) -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=cast(float, np.float64(0.5)))
-    with Checkpointer(folder / "ck", model=model, optimizer=optimizer) as checkpoint:
-        checkpoint.after_step()
-    fresh = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert Checkpointer(folder / "ck", model=model, optimizer=fresh).resume()
-    assert (type(fresh.param_groups[0]["lr"]), fresh.param_groups[0]["lr"]) == (float, 0.5)
-
-
-def test_module_keeps_the_versions_of_its_parts() -> None:
-    assert plain({"state": MODULE})["state"]._metadata == vars(MODULE)["_metadata"]
 
 
 def test_pickle_does_not_change_a_class() -> None:

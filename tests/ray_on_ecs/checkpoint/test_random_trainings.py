@@ -286,17 +286,14 @@ class Training:
     def add_group(self) -> None:
         self.optimizer.add_param_group({"params": list(self.base.parameters()), "lr": 0.005})
 
-    def loss(self) -> Tensor:
-        return self.model(self.x).square().mean()
-
     def train_step(self) -> None:
         self.freeze()
         if self.unfreezes == "group" and self.step == self.at:
             self.add_group()
-        self.x = torch.randn(4, WIDTH) + random.random()
+        x = torch.randn(4, WIDTH) + random.random()
         scaler = self.state.get("scaler")
         self.optimizer.zero_grad()
-        loss = self.loss()
+        loss = self.model(x).square().mean()
         (scaler.scale(loss) if scaler else loss).backward()
         if scaler:
             scaler.step(self.optimizer)

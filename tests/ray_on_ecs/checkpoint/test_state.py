@@ -96,6 +96,8 @@ def test_frozen_weights_left_out_are_the_scripts(tmp_path: Path, trains: bool) -
     again = make_model(trains, 2.0)
     assert Checkpointer(tmp_path, model=again, save_frozen=False).resume()
     assert weight_of(again).eq(2).all()
+    with pytest.raises(ResumeError, match=r"0\.weight is .* it is missing"):
+        Checkpointer(tmp_path, model=again).resume()
 
 
 def test_weights_loaded_before_resume_are_left_out(tmp_path: Path) -> None:
@@ -203,6 +205,7 @@ STATES: dict[str, Any] = {
     "a value of a parameter": {0: {"a.b": torch.ones(2), 3: torch.ones(1), "": torch.zeros(()), "text": "warm"}},
     "nested": {0: {"x": {"y": [torch.ones(1, dtype=torch.float64), (1, "z", None)]}, "flag": True}},
     "no dictionary": {0: torch.ones(3), 1: [1, "a"]},
+    "of another dtype than the parameter": {0: {"master": torch.full((2, 2), 1 / 3, dtype=torch.float64)}},
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.lazy import Lazy
+from tests.training.refused import refused
 
 images = Lazy("ray_on_ecs.recipes.images")
 
@@ -39,11 +40,8 @@ def test_broken_or_missing_files_cost_one_line(
 ) -> None:
     file = torchvision_folder / "FashionMNIST" / "raw" / images.FILES[2]
     file.unlink() if content is None else file.write_bytes(content)
-    with pytest.raises(SystemExit) as end:
-        images.load_images(str(torchvision_folder))
-    assert end.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert f"error: argument --data: {str(torchvision_folder)!r} can't be read (" in line
+    line = refused(capsys, images.load_images, str(torchvision_folder))
+    assert line.startswith(f"argument --data: {str(torchvision_folder)!r} can't be read (")
 
 
 def test_digits_are_the_choice_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

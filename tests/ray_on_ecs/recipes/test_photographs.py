@@ -11,6 +11,7 @@ from ray_on_ecs.recipes.image_batches import MicroBatches
 from ray_on_ecs.recipes.ranks import Ranks
 from tests.lazy import Lazy
 from tests.photographs import COLORS, write_photographs
+from tests.training.refused import refused
 
 photographs = Lazy("ray_on_ecs.recipes.photographs")
 images = Lazy("ray_on_ecs.recipes.images")
@@ -26,14 +27,6 @@ def train(folder: Path, seed: int = 0) -> torch.Tensor:
     data = images.load_images(str(folder), 16)
     micro_batches = MicroBatches(DistributedSampler(data), len(data), 4, 1)
     return torch.cat([part for part, _ in data.train_batches(micro_batches, CPU, seed=seed, flip=False)])
-
-
-def refused(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    with pytest.raises(SystemExit) as end:
-        train(folder)
-    assert end.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_classes_are_folders(folder: Path) -> None:
@@ -66,23 +59,23 @@ def test_images_of_every_mode_have_three_channels(folder: Path, mode: str) -> No
 
 def test_a_folder_that_can_not_be_used_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "test" / "red").rename(folder / "test" / "wolf")
-    line = refused(capsys, folder)
+    line = refused(capsys, train, folder)
     assert line.endswith("can't be read (train has the class 'red', which test lacks)")
     (folder / "test" / "wolf").rename(folder / "test" / "red")
     (folder / "test" / "wolf").mkdir()
-    assert "Found no valid file for the classes wolf" in refused(capsys, folder)
+    assert "Found no valid file for the classes wolf" in refused(capsys, train, folder)
     (folder / "test" / "wolf" / "1.jpg").write_bytes(b"")
-    assert "test has the class 'wolf', which train lacks" in refused(capsys, folder)
+    assert "test has the class 'wolf', which train lacks" in refused(capsys, train, folder)
     (folder / "test").rename(folder / "val")
-    assert "it has neither FashionMNIST/raw/ nor train/CLASS/" in refused(capsys, folder)
+    assert "it has neither FashionMNIST/raw/ nor train/CLASS/" in refused(capsys, train, folder)
 
 
 @pytest.mark.parametrize("kept", [0, 100, 400])
 def test_a_broken_image_is_one_line(folder: Path, kept: int, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "train" / "red" / "2.jpg"
     file.write_bytes(file.read_bytes()[:kept])
-    line = refused(capsys, folder)
-    assert f"error: '{file}' is not an image that can be read (" in line
+    line = refused(capsys, train, folder)
+    assert f"'{file}' is not an image that can be read (" in line
     assert line.endswith("mend or delete it")
 
 

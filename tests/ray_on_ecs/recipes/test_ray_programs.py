@@ -15,12 +15,9 @@ DEFAULTS: dict[str, Any] = {"num_workers": None, "use_gpu": None}
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client: Any) -> None:
-    """An S3 with the buckets stack-storage-bucket-1a2b3c and runs."""
-    for name, value in aws_variables.items():
-        monkeypatch.setenv(name, value)
+def buckets(s3: Any) -> None:
     for name in ("stack-storage-bucket-1a2b3c", "runs"):
-        s3_client.create_bucket(Bucket=name)
+        s3.create_bucket(Bucket=name)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ def s3(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client
         ("existing", "{here}/existing"),
     ],
 )
-@pytest.mark.usefixtures("s3")
+@pytest.mark.usefixtures("buckets")
 def test_a_bucket_or_folder_becomes_a_storage_path(
     given: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +50,7 @@ def test_a_bucket_or_folder_becomes_a_storage_path(
         ("gopher://runs", "gopher://runs: Unrecognized filesystem type"),
     ],
 )
-@pytest.mark.usefixtures("s3")
+@pytest.mark.usefixtures("buckets")
 def test_other_storage_is_refused(given: str, line: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
         ray_programs.storage_path(given)

@@ -130,15 +130,6 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.usefixtures("prices")
-def test_cost_on_spot_shows_the_savings(put: Callable[..., Any]) -> None:
-    put()
-    cost = cost_of({G5_SPOT: 0.5})
-    assert cost is not None
-    assert (cost["usd"], cost["on_demand_usd"]) == (0.205, 0.503)
-    assert cost_line(cost) == ", 0.20 USD for 0.50 h of g5.xlarge on spot (0.50 USD on demand)"
-
-
-@pytest.mark.usefixtures("prices")
 def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5_SPOT: 2.0, G6: 0.5})

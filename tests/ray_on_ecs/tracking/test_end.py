@@ -64,10 +64,6 @@ def test_a_pause_takes_at_most_one_step_off() -> None:
     assert [seconds_left(MINUTES, 10, later) for later in (599.0, 7200.0)] == [1.0, 0.0]
 
 
-def test_another_total_changes_the_end_at_once() -> None:
-    assert [seconds_left(MINUTES, total) for total in (20, 40, None)] == [11 * 600, 31 * 600, None]
-
-
 def test_scripts_that_do_not_run_have_no_estimate() -> None:
     assert end_of(Steps(9, 100), (), 1e6, 12.4, 3.0) == End(9, 100, None, 12.4, None)
 

@@ -19,6 +19,18 @@ from ray_on_ecs.tracking.results import check_not_finished, run_times, write_res
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.settings import parse
 
+METRICS = b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n'
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> RunStorage:
+    return RunStorage.open(str(tmp_path), "first")
+
+
+def results_of(storage: RunStorage, **summary: Any) -> dict[str, Any]:
+    config = parse(["--run-name", "first", "train.py"], {})
+    return write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0, **summary}, None, earlier_of(None))
+
 
 class Absent(MetaPathFinder):
     """Hides a package."""
@@ -31,12 +43,10 @@ class Absent(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {self.name!r}", name=self.name)
 
 
-def test_exported_weights_are_named(tmp_path: Path) -> None:
-    storage = RunStorage.open(str(tmp_path), "first")
+def test_exported_weights_are_named(storage: RunStorage) -> None:
     for name in ("model.safetensors", "best.safetensors"):
         storage.write(name, b"")
-    config = parse(["--run-name", "first", "train.py"], {})
-    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    document = results_of(storage)
     assert document["files"] == {
         "report": "report.html", "best": "best.safetensors", "model": "model.safetensors"
     }  # fmt: skip
@@ -44,13 +54,10 @@ def test_exported_weights_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pool", [None, {"name": "h100", "zone": "us-west-2c"}])
-def test_pool_is_in_the_results_if_there_is_one(tmp_path: Path, pool: Any) -> None:
-    storage = RunStorage.open(str(tmp_path), "first")
-    config = parse(["--run-name", "first", "train.py"], {})
-    summary = {"hardware": {}, "started_at": 0.0, **({"pool": pool} if pool else {})}
-    document = write_results(storage, config, {}, summary, None, earlier_of(None))
+def test_pool_is_in_the_results_if_there_is_one(storage: RunStorage, pool: Any) -> None:
+    document = results_of(storage, **({"pool": pool} if pool else {}))
     assert document.get("pool", "missing") == (pool or "missing")
-    record = RunRecord(storage, config)
+    record = RunRecord(storage, parse(["--run-name", "first", "train.py"], {}))
     record.pool = pool
     assert record.status().get("pool", "missing") == (pool or "missing")
 
@@ -65,7 +72,7 @@ def test_pool_is_in_the_results_if_there_is_one(tmp_path: Path, pool: Any) -> No
     ],
 )
 def test_absent_packages_cost_their_file_alone(
-    tmp_path: Path,
+    storage: RunStorage,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     absent: tuple[str, ...],
@@ -76,10 +83,8 @@ def test_absent_packages_cost_their_file_alone(
         monkeypatch.delitem(sys.modules, name)
     for name in absent:
         monkeypatch.setattr(sys, "meta_path", [Absent(name), *sys.meta_path])
-    storage = RunStorage.open(str(tmp_path), "first")
-    storage.write(layout.METRICS, b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n')
-    config = parse(["--run-name", "first", "train.py"], {})
-    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    storage.write(layout.METRICS, METRICS)
+    document = results_of(storage)
     assert document["files"].keys() == kinds
     assert [line.rpartition("pip install --upgrade ")[2] for line in caplog.messages] == list(absent)
     assert all(storage.exists(document["files"][kind]) for kind in kinds - {"report"})
@@ -103,7 +108,7 @@ def test_absent_packages_cost_their_file_alone(
 )
 @pytest.mark.parametrize(("draw", "package"), [("plot", "matplotlib"), ("event_file", "tensorboardX")])
 def test_broken_packages_cost_their_file_alone(
-    tmp_path: Path,
+    storage: RunStorage,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     draw: str,
@@ -113,10 +118,8 @@ def test_broken_packages_cost_their_file_alone(
     caplog.set_level("INFO")
     for name in ("plot", "event_file"):
         monkeypatch.setattr(results, name, Mock(side_effect=cause) if name == draw else Mock(return_value=b"1"))
-    storage = RunStorage.open(str(tmp_path), "first")
-    storage.write(layout.METRICS, b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n')
-    config = parse(["--run-name", "first", "train.py"], {})
-    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    storage.write(layout.METRICS, METRICS)
+    document = results_of(storage)
     assert document["files"].keys() == {"report", "metrics", "events" if draw == "plot" else "curves"}
     [line] = caplog.messages
     assert line.endswith(f"; pip install --upgrade {package}")
@@ -124,13 +127,11 @@ def test_broken_packages_cost_their_file_alone(
     assert "()" not in line
 
 
-def test_a_lost_storage_is_not_a_broken_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = RunStorage.open(str(tmp_path), "first")
-    storage.write(layout.METRICS, b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n')
+def test_a_lost_storage_is_not_a_broken_package(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.write(layout.METRICS, METRICS)
     monkeypatch.setattr(RunStorage, "write", Mock(side_effect=OSError("no space left")))
-    config = parse(["--run-name", "first", "train.py"], {})
     with pytest.raises(OSError, match="no space left"):
-        write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+        results_of(storage)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_lost_storage_is_not_a_broken_package(tmp_path: Path, monkeypatch: pyt
     ids=["missing", "empty", "CPU", "CUDA"],
 )
 def test_cuda_of_an_incomplete_torch_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, cuda: str | None
+    storage: RunStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, cuda: str | None
 ) -> None:
     (tmp_path / "torch-2.9.0.dist-info").mkdir()
     (tmp_path / "torch-2.9.0.dist-info/METADATA").write_text("Name: torch\nVersion: 2.9.0\n")
@@ -147,24 +148,19 @@ def test_cuda_of_an_incomplete_torch_is_unknown(
         (tmp_path / "torch").mkdir()
         (tmp_path / "torch/version.py").write_text(f"from typing import Optional\n{source}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    storage = RunStorage.open(str(tmp_path), "first")
-    config = parse(["--run-name", "first", "train.py"], {})
-    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    document = results_of(storage)
     assert (document["versions"]["torch"], document["versions"]["cuda"]) == ("2.9.0", cuda)
 
 
-def test_versions_of_absent_packages_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_absent_packages_are_unknown(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata.MetadataPathFinder, "find_distributions", lambda *_: iter(()))
-    storage = RunStorage.open(str(tmp_path), "first")
-    config = parse(["--run-name", "first", "train.py"], {})
-    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    document = results_of(storage)
     known = {name for name, version in document["versions"].items() if version is not None}
     assert known == {"ray_on_ecs", "python"}
     assert "torch" in document["versions"]
 
 
-def test_finished_run_is_refused(tmp_path: Path) -> None:
-    storage = RunStorage.open(str(tmp_path), "first")
+def test_finished_run_is_refused(storage: RunStorage) -> None:
     check_not_finished(storage)
     storage.write_json("result.json", {})
     with pytest.raises(UsageError, match="--run-name: run 'first' is finished, results in "):

@@ -134,10 +134,8 @@ def test_status_has_the_start_while_it_waits(storage: RunStorage, record: RunRec
     ids=["loss", "a loss", "not finite", "none"],
 )
 def test_step_of_metrics_without_reported_steps(
-    storage: RunStorage, metrics: dict[str, Any], loss: float | None
+    storage: RunStorage, record: RunRecord, metrics: dict[str, Any], loss: float | None
 ) -> None:
-    config = RunConfig(command=("train.py",), run_name="test")
-    record = RunRecord(storage, config)
     with record.training(monitor(metrics), {}, 2):
         document = until(lambda: status(storage))
     assert (document["step"], document["loss"]) == (7, loss)

@@ -123,14 +123,6 @@ def test_node_that_was_there_has_only_later_parts(before: int, parts: dict[str, 
     assert compose(REQUESTED, {**MOMENTS, **early}, END) == parts
 
 
-def test_warm_start_says_so() -> None:
-    was_there = dict.fromkeys(list(MOMENTS)[:5], REQUESTED - 1000)
-    moments = {**was_there, "script": REQUESTED + 41, "step": REQUESTED + 54}
-    assert (
-        describe(start(compose(REQUESTED, moments, REQUESTED + 54))) == "0 min 54 s = environment 0:41, first step 0:13"
-    )
-
-
 def test_shown_parts_add_up_although_they_are_rounded() -> None:
     line = describe(start({"alarm": 0.4, "instance": 0.4, "boot": 0.4, "image": 60.4}, is_over=False))
     assert line == "1 min 2 s so far = instance 0:01, image 1:01"
