@@ -34,7 +34,9 @@ def export_weights(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a module's state_dict with this metadata and data type of the parameters; all ranks must call it.
+    """Write a module's state_dict with this metadata; all ranks must call it.
+
+    The floating-point parameters get the data type; integers, complex numbers and buffers keep theirs.
 
     The files are written in rounds of one file per rank: all ranks gather the tensors of the round, and each keeps the
     tensors of its file. Several files are named `model-00001-of-00003.safetensors` and so on, and get an index. A file
@@ -42,10 +44,11 @@ def export_weights(
     """
     tensors = _without_aliases(module)
     parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
-    sizes: dict[str, int] = {}
-    for key, tensor in tensors.items():
-        stored_dtype = dtype if dtype and key in parameters else tensor.dtype
-        sizes[key] = tensor.numel() * stored_dtype.itemsize
+    dtypes = {
+        key: dtype if dtype and key in parameters and tensor.is_floating_point() else tensor.dtype
+        for key, tensor in tensors.items()
+    }
+    sizes = {key: tensor.numel() * dtypes[key].itemsize for key, tensor in tensors.items()}
     files = _divide(sizes, file_bytes)
     names = [name]
     if len(files) > 1:
@@ -61,9 +64,8 @@ def export_weights(
                 if isinstance(tensor, DTensor):
                     tensor = tensor.full_tensor()  # a collective: on every rank, for every file
                 if rank == ranks.rank:
-                    stored_dtype = dtype if key in parameters and tensor.is_floating_point() else None
                     # A copy, as buffers on a CPU may share their memory, which safetensors refuses.
-                    content[plain_name(key)] = tensor.detach().to("cpu", dtype=stored_dtype, copy=True).contiguous()
+                    content[plain_name(key)] = tensor.detach().to("cpu", dtype=dtypes[key], copy=True).contiguous()
         if content and fault is None:
             serialize = partial(_serialize, content, metadata or {})
             fault = _write(storage, names[first + ranks.rank], serialize)

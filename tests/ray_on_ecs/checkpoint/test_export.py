@@ -101,6 +101,23 @@ def test_another_dtype_for_floating_point_numbers(tmp_path: Path) -> None:
     assert torch.equal(found["embedding.weight"], expected["embedding.weight"].bfloat16())
 
 
+def test_sizes_are_those_of_the_stored_dtypes(tmp_path: Path) -> None:
+    dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "complex64")
+    model = nn.Module()
+    for name in dtypes:
+        values = torch.ones(50, dtype=getattr(torch, name))
+        model.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        model.register_buffer(f"buffer_{name}", values)
+    export_weights(model, *open_file(tmp_path / "model.safetensors"), Collectives(), 400, dtype=torch.bfloat16)
+    stored = weights(tmp_path)
+    assert {name for name in dtypes if stored[name].dtype == torch.bfloat16} == set(dtypes[:4])
+    assert all(stored[f"buffer_{name}"].dtype == getattr(torch, name) for name in dtypes)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored.values())
+    files = [load_file(path) for path in tmp_path.glob("*.safetensors")]
+    assert max(sum(tensor.nbytes for tensor in file.values()) for file in files) <= 400
+
+
 @pytest.mark.parametrize(
     ("path", "key"), [(".", ""), ("./", ""), ("./ck", "/ck"), ("a/./b/", "/a/b"), ("a/../b", "/b"), ("a//b", "/a/b")]
 )
