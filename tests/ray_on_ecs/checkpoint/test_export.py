@@ -106,11 +106,11 @@ def test_sizes_are_those_of_the_stored_dtypes(tmp_path: Path) -> None:
     model = nn.Module()
     for name in dtypes:
         values = torch.ones(50, dtype=getattr(torch, name))
-        model.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        model.register_parameter(f"of_{name}", nn.Parameter(values, requires_grad=False))
         model.register_buffer(f"buffer_{name}", values)
     export_weights(model, *open_file(tmp_path / "model.safetensors"), Collectives(), 400, dtype=torch.bfloat16)
     stored = weights(tmp_path)
-    assert {name for name in dtypes if stored[name].dtype == torch.bfloat16} == set(dtypes[:4])
+    assert {name for name in dtypes if stored[f"of_{name}"].dtype == torch.bfloat16} == set(dtypes[:4])
     assert all(stored[f"buffer_{name}"].dtype == getattr(torch, name) for name in dtypes)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored.values())
