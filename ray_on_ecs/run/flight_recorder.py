@@ -171,9 +171,7 @@ class Reader:
         self._sequences[f"gloo/{name}"] = (sequence, times, entry["op_id"] - sequence)
         began = entry["time_created_ns"] / 1e9
         self._arrivals.append((f"gloo/{name}/{times}", sequence, began))
-        self._last = _last(
-            entry["profiling_name"].rpartition(":")[2].strip("_"), sequence, name, began, entry["retired"]
-        )
+        self._last = _last(entry["profiling_name"].rpartition(":")[2].strip("_"), sequence, name, began)
 
 
 def _name(key: str) -> str:
@@ -181,8 +179,8 @@ def _name(key: str) -> str:
     return key.partition("/")[2].rpartition("/")[0]
 
 
-def _last(kind: str, sequence: int, group: str, began: float, is_done: bool = False) -> dict[str, Any]:
-    return {"kind": kind, "sequence": sequence, "group": group, "began": began, "is_done": is_done}
+def _last(kind: str, sequence: int, group: str, began: float) -> dict[str, Any]:
+    return {"kind": kind, "sequence": sequence, "group": group, "began": began}
 
 
 def _dump(**options: bool) -> bytes:
