@@ -73,17 +73,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Slow:
-    """Ranks that the others wait for.
-
-    Attributes:
-        ranks: A rank, or all those of a node.
-        last_share: The share of the waiting that is for one of them.
-        wait_share: The share of the time that the others wait for them.
-    """
+    """Ranks that the others wait for: one, or all those of a node."""
 
     ranks: frozenset[int]
-    last_share: float
-    wait_share: float
+    last_share: float  # of the waiting that is for one of them
+    wait_share: float  # of the time that the others wait for them
 
 
 def waits_of(collectives: Sequence[Collective], margin: float = 0.0) -> dict[int, float]:
