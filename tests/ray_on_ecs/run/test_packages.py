@@ -62,13 +62,13 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def make_wheel(folder: Path, version: str, says: str = "", needs: str = "") -> Path:
+def make_wheel(folder: Path, version: str, needs: str = "") -> Path:
     """Write a wheel of `greeting`."""
     folder.mkdir(exist_ok=True)
     info = f"greeting-{version}.dist-info"
     path = folder / f"greeting-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("greeting.py", f"SAYS = '{says or version}'\n")
+        wheel.writestr("greeting.py", f"SAYS = '{version}'\n")
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: greeting\nVersion: {version}\n{needs}")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -189,14 +189,6 @@ def test_packages_of_an_index_are_shared_by_folders(
         assert done.stdout == f"{place} 1.0\n"
     assert [name for _, name in installed] == ["greeting", "mylib", "mylib"]
     assert len({python for python, _ in installed}) == 3
-
-
-@pytest.mark.ray
-def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunStorage) -> None:
-    write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n"})
-    for text in ("one", "two"):
-        make_wheel(folder, "1.0", text)
-        assert says(folder, storage, "requirements.txt", "greeting", code=text) == text
 
 
 @pytest.mark.ray
