@@ -69,14 +69,10 @@ def _run(folder: str, stop: threading.Event) -> None:
 
 
 class Reader:
-    """The state of the reader in this process.
-
-    Attributes:
-        pause: The interval of its looks.
-    """
+    """The state of the reader in this process."""
 
     def __init__(self, folder: str) -> None:
-        self.pause = LOOK_SECONDS
+        self.pause = LOOK_SECONDS  # between its looks
         self._folder = folder
         self._number = 0
         self._last: dict[str, Any] | None = None

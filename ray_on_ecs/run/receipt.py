@@ -40,23 +40,13 @@ class InstanceNetwork:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Result of one measurement.
-
-    Attributes:
-        nodes: The number of nodes.
-        ranks: The number of processes that have measured.
-        transport: The chosen network; of ranks that differ, the one with the fewest EFA interfaces. None if it is not
-            known.
-        seconds: The time of an all-reduce; 0 if it was not measured.
-        failure: Why it was not measured.
-        instances: What the instances have.
-    """
+    """Result of one measurement."""
 
     nodes: int
-    ranks: int
-    transport: Transport | None
-    seconds: float
-    failure: str
+    ranks: int  # processes that have measured
+    transport: Transport | None  # of ranks that differ, with the fewest EFA interfaces; None if it is not known
+    seconds: float  # of an all-reduce; 0 if it was not measured
+    failure: str  # why it was not measured
     instances: InstanceNetwork
 
     @property

@@ -96,16 +96,12 @@ def waits_of(collectives: Sequence[Collective], margin: float = 0.0) -> dict[int
 def find(
     collectives: Sequence[Collective],
     units: Iterable[frozenset[int]],
-    wait_share: float = WAIT_SHARE,
-    margin: float = 0.0,
+    wait_share: float,
+    margin: float,
 ) -> Slow | None:
-    """Return the slow one of some units, each a set of ranks; None if there is none, or too little evidence.
+    """Return the slow one of some units, such as the ranks of a node; None without one, or with too little evidence.
 
-    Args:
-        collectives: Collectives of ranks that wait for each other.
-        units: The ranks by which to look: each one by itself, or those of each node.
-        wait_share: The share of the time that the others must wait for it.
-        margin: The seconds of each wait that don't count.
+    The others must wait for it for this share of the time; of each wait, the margin in seconds does not count.
     """
     if len(collectives) < MIN_COLLECTIVES:
         return None
