@@ -244,6 +244,6 @@ def test_names_of_pools_are_taken(pool: str) -> None:
     assert RunConfig(pool=pool).pool == pool
 
 
-def test_command_to_continue_names_no_missing_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_to_continue_names_no_missing_pool() -> None:
     config = RunConfig(command=("train.py",), device="cpu")
     assert config.command_line({"RAY_ON_ECS_POOL": "h100"}) == ["--device", "cpu", "train.py"]

@@ -165,7 +165,7 @@ def test_local_package_belongs_to_one_folder_and_code(
 
 @pytest.mark.ray
 def test_packages_of_an_index_are_shared_by_folders(
-    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_wheel(folder.parent / "wheels", "1.0")
     lines = f"--find-links {folder.parent / 'wheels'}\ngreeting\n-e ./lib\n"
@@ -210,7 +210,7 @@ def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunS
 
 
 @pytest.mark.ray
-def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
@@ -222,7 +222,7 @@ def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, ca
 
 
 @pytest.mark.ray
-def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": "git+file://${PLACE}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", "a", OFFLINE, {"PLACE": str(repository)})
