@@ -1,14 +1,13 @@
 """Cluster info: the SSM parameter with the stack's description of its workers, and their current spot prices."""
 
-from __future__ import annotations
-
+# Without annotations from __future__, with which each key would be one of `__required_keys__`.
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_POOL, DEFAULT_POOL, WORKERS, gpu_name
@@ -28,14 +27,7 @@ class Reserved(TypedDict):
     is_block: bool
 
 
-class NodeGroupOptions(TypedDict, total=False):
-    """Keys that a node group may lack."""
-
-    efa: int  # EFA interfaces per node; missing without EFA
-    reservation: Reserved  # that has all the instances
-
-
-class NodeGroup(NodeGroupOptions):
+class NodeGroup(TypedDict):
     """Workers of one pool in one zone: equal instances, with an Auto Scaling group, a capacity provider and limits."""
 
     pool: str
@@ -51,15 +43,11 @@ class NodeGroup(NodeGroupOptions):
     group: str  # name of the Auto Scaling group
     provider: str  # name of the capacity provider
     disk_usd: float  # part of the types' `prices` that is the disk's; EC2's spot prices are without it
+    efa: NotRequired[int]  # EFA interfaces per node; missing without EFA
+    reservation: NotRequired[Reserved]  # that has all the instances
 
 
-class ClusterInfoOptions(TypedDict, total=False):
-    """Keys that a stack of an earlier version lacks."""
-
-    network_gbits: dict[str, float]  # baseline bandwidth in Gbit/s, by type
-
-
-class ClusterInfo(ClusterInfoOptions):
+class ClusterInfo(TypedDict):
     """Workers of the stack."""
 
     cluster: str  # name of the ECS cluster
@@ -68,6 +56,7 @@ class ClusterInfo(ClusterInfoOptions):
     groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
+    network_gbits: NotRequired[dict[str, float]]  # baseline bandwidth by type; missing in a stack of an earlier version
 
 
 def read_cluster_info() -> ClusterInfo | None:

@@ -298,12 +298,9 @@ class RunConfig:
         return replace(self, command=(*self.command, *arguments), resume_args=None) if arguments else self
 
     def argv(self, python: str, variables: Mapping[str, str], runner: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return a worker's command line.
+        """Return a worker's command line, with the paths in its arguments from the script's variables.
 
-        Args:
-            python: The interpreter.
-            variables: The script's environment, for the paths in its arguments.
-            runner: Flags for a module that runs the script, as `-m mpi4py`.
+        `runner` is flags for a module that runs the script, as `-m mpi4py`.
         """
         known = {name: variables[name] for name in self.path_names if name in variables}
         command = arguments.expand(self.command, known)

@@ -89,14 +89,8 @@ def place() -> str:
 def held(lock: BaseFileLock, what: str, seconds: float = -1) -> Generator[None]:
     """Hold a lock until the block ends; after two seconds print a line about the wait.
 
-    Args:
-        lock: The lock.
-        what: What another command does that holds it; empty to wait without a line.
-        seconds: How long to wait; -1 for ever.
-
-    Raises:
-        ResourceError: Its file can't be written.
-        Timeout: Another command has held it for so long.
+    `what` is what another command does that holds it; empty to wait without a line. Timeout once that has held it for
+    so many seconds, or -1 for ever; ResourceError if its file can't be written.
     """
     from filelock import Timeout
 

@@ -61,11 +61,7 @@ def worker_range(num_workers: int | str) -> tuple[int, int]:
 
 def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
     """Return the values of NAME=VALUE by name."""
-    pairs = {}
-    for item in items:
-        name, _, value = item.partition("=")
-        pairs[name] = value
-    return pairs
+    return {name: value for name, _, value in (item.partition("=") for item in items)}
 
 
 def check_pairs(flag: str, items: tuple[str, ...]) -> None:

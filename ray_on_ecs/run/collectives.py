@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,12 @@ class Last:
         sequence: Its number in its process group, from 1.
         group: The name of the group; `0` or `default_pg` is all ranks.
         began: When the rank joined it (Unix time).
-        is_done: True if it is known to have ended, at the last look some seconds ago; with NCCL it is not known.
     """
 
     kind: str
     sequence: int
     group: str
     began: float
-    is_done: bool
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,6 @@ def _documents(folder: Path) -> list[dict[str, Any]]:
     """Return the files of the ranks; they are replaced, never rewritten, so each is whole."""
     documents = []
     for path in sorted(folder.glob(flight_recorder.FILES.format("*"))):
-        try:
+        with suppress(OSError, ValueError):
             documents.append(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            continue
     return documents

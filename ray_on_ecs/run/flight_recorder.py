@@ -69,14 +69,10 @@ def _run(folder: str, stop: threading.Event) -> None:
 
 
 class Reader:
-    """The state of the reader in this process.
-
-    Attributes:
-        pause: The interval of its looks.
-    """
+    """The state of the reader in this process."""
 
     def __init__(self, folder: str) -> None:
-        self.pause = LOOK_SECONDS
+        self.pause = LOOK_SECONDS  # between its looks
         self._folder = folder
         self._number = 0
         self._last: dict[str, Any] | None = None
@@ -171,9 +167,7 @@ class Reader:
         self._sequences[f"gloo/{name}"] = (sequence, times, entry["op_id"] - sequence)
         began = entry["time_created_ns"] / 1e9
         self._arrivals.append((f"gloo/{name}/{times}", sequence, began))
-        self._last = _last(
-            entry["profiling_name"].rpartition(":")[2].strip("_"), sequence, name, began, entry["retired"]
-        )
+        self._last = _last(entry["profiling_name"].rpartition(":")[2].strip("_"), sequence, name, began)
 
 
 def _name(key: str) -> str:
@@ -181,8 +175,8 @@ def _name(key: str) -> str:
     return key.partition("/")[2].rpartition("/")[0]
 
 
-def _last(kind: str, sequence: int, group: str, began: float, is_done: bool = False) -> dict[str, Any]:
-    return {"kind": kind, "sequence": sequence, "group": group, "began": began, "is_done": is_done}
+def _last(kind: str, sequence: int, group: str, began: float) -> dict[str, Any]:
+    return {"kind": kind, "sequence": sequence, "group": group, "began": began}
 
 
 def _dump(**options: bool) -> bytes:

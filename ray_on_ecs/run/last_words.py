@@ -77,12 +77,7 @@ class LastWords:
 
 
 def read(lines: Sequence[str], status: int) -> LastWords:
-    """Return why a script has ended.
-
-    Args:
-        lines: The end of its output.
-        status: Its exit status, negative for a signal. An exception only explains a positive one.
-    """
+    """Return why a script has ended, by the end of its output and its exit status, negative for a signal."""
     bare = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
     output = [line for line in bare if line]
     if not output:
@@ -90,7 +85,7 @@ def read(lines: Sequence[str], status: int) -> LastWords:
     words: LastWords | None = None
     if status < 0:
         words = _crash(output)
-    elif status > 0:
+    elif status > 0:  # an exception explains no other status
         words = _exception(output)
     words = words or LastWords(_last_line(output, status))
     asks_for_password = words.exception == "EOFError" and "/getpass.py:" in (words.place or "")

@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -240,11 +241,7 @@ class MetricsRecorder:
         }
 
     def write(self, *, is_last: bool = False) -> None:
-        """Store the new metrics; an error is printed, and the next call tries again.
-
-        Args:
-            is_last: True if the script has ended, so that the parts of the records can be merged.
-        """
+        """Store new metrics, and merge their parts at the end; an error is printed, and the next call tries again."""
         if self.log.last is None:
             return
         try:
@@ -276,8 +273,6 @@ class ReportReader:
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return finite(value)
+    with suppress(ValueError):
+        return finite(float(text))
+    return None

@@ -21,11 +21,9 @@ FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
 def variables(host: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that point NCCL and Gloo at the interface that leads to a host, unless they are set."""
     values = dict([FLIGHT_RECORDER])
-    if any(name not in environment for name in VARIABLES):
-        interface = interface_towards(host)
-        if interface:
-            # '=' is NCCL's sign for the exact name instead of a prefix.
-            values |= dict(zip(VARIABLES, (f"={interface}", interface), strict=True))
+    if any(name not in environment for name in VARIABLES) and (interface := interface_towards(host)):
+        # '=' is NCCL's sign for the exact name instead of a prefix.
+        values |= dict(zip(VARIABLES, (f"={interface}", interface), strict=True))
     return {name: value for name, value in values.items() if name not in environment}
 
 

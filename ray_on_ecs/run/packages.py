@@ -133,11 +133,7 @@ class Requirements:
         return resolution
 
     def install(self, resolution: Resolution) -> str:
-        """Return a Python interpreter with these packages, which this node installs unless it has.
-
-        Raises:
-            UsageError: pip can't install them; the message has its reason.
-        """
+        """Return a Python with these packages, which this node installs unless it has; UsageError if pip can't."""
         if not (resolution.versions or resolution.commits or resolution.code):
             return sys.executable
         if not resolution.code:
@@ -222,11 +218,7 @@ class Requirements:
         return _texts(str(self._folder / self._name), {})
 
     def _hash_of_files(self) -> str:
-        """Return a hash of the file and of the files that it names.
-
-        Raises:
-            UsageError: It isn't on this node, or names a place of another machine.
-        """
+        """Return a hash of these; UsageError if the file isn't on this node, or names a place of another machine."""
         texts = self._texts()
         if not texts:
             raise UsageError(
@@ -290,10 +282,7 @@ def _package_folders() -> list[str]:
 def _environment(key: object, seen: Sequence[str], install: Callable[[str], None]) -> str:
     """Return the interpreter of a virtual environment that sees packages in these folders; make it unless it is there.
 
-    Args:
-        key: What distinguishes it from others.
-        seen: The folders.
-        install: Installs packages into the environment of an interpreter.
+    `key` distinguishes it from others; `install` takes its interpreter.
     """
 
     def make(target: Path) -> None:

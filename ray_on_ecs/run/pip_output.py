@@ -44,9 +44,7 @@ CURES = {
 def reason_of(lines: Sequence[str], log: Sequence[str] = ()) -> str:
     """Return why pip has failed, with the way out if there is one.
 
-    Args:
-        lines: Its output, with the indentation.
-        log: Its output with -vv, which has what it passes over.
+    `lines` is its output with the indentation; `log` that with -vv, which has what it passes over.
     """
     texts = [line.strip().removeprefix("╰─> ") for line in lines if line.strip()]
     if CONFLICT in lines:

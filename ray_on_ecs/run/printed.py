@@ -51,25 +51,15 @@ BEGINS = re.compile(
 
 @dataclass(frozen=True)
 class Printed:
-    """Numbers of one line; None for each that it does not have.
+    """Numbers of one line; None for each that it does not have."""
 
-    Attributes:
-        loss: The loss of a training, which may not be finite.
-        step: The number of the step or the iteration.
-        epoch: The number of the epoch.
-        total: The number of all steps that it is one of, of the epoch or of the training.
-        epochs: The number of all epochs.
-        is_bar: True if the step is that of a progress bar.
-        is_mean: True if the loss is the mean of the training, and not the last one.
-    """
-
-    loss: float | None = None
+    loss: float | None = None  # of a training; it may not be finite
     step: int | None = None
     epoch: float | None = None
-    total: int | None = None
-    epochs: int | None = None
-    is_bar: bool = False
-    is_mean: bool = False
+    total: int | None = None  # the steps of the epoch, or of the training
+    epochs: int | None = None  # all of them
+    is_bar: bool = False  # the step is that of a progress bar
+    is_mean: bool = False  # the loss is the mean of the training, and not the last one
 
 
 class PrintedNumbers:

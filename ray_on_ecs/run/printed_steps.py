@@ -89,7 +89,8 @@ class PrintedSteps:
             self.begins_again = self.begins_again or outer is not None  # one of them may be a preparation
             self._outer, self._inner, self._first_step = count, None, count.step
         elif count.name == outer.name:
-            has_begun_again = _begins_again(outer, count)
+            # It was set back, and is not that of a rank which is a bit slower than another one.
+            has_begun_again = (count.step <= 1 and outer.step >= 10) or outer.step - count.step > outer.total / 2
             self.begins_again = self.begins_again or has_begun_again
             if self._inner and count.step > outer.step:  # it has begun again within this one step, or is another count
                 is_within = count.step == outer.step + 1 and self._inner.step > 0
@@ -98,11 +99,6 @@ class PrintedSteps:
                 self._outer = count
         elif count.name == self._inner.name if self._inner else outer.step == self._first_step:
             self._inner = count
-
-
-def _begins_again(before: _Count, after: _Count) -> bool:
-    """Return whether a count was set back, and is not that of a rank which is a bit slower than another one."""
-    return (after.step <= 1 and before.step >= 10) or before.step - after.step > before.total / 2
 
 
 def _name(line: str, printed: Printed) -> str:

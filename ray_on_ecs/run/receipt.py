@@ -13,7 +13,7 @@ from typing import Any
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import EfaError, counted
-from ray_on_ecs.run.group import NetworkStatus, Place, WorkerStatuses
+from ray_on_ecs.run.group import Place, WorkerStatuses
 from ray_on_ecs.run.nccl_log import EFA, Transport
 from ray_on_ecs.run.network import BYTES
 
@@ -40,23 +40,13 @@ class InstanceNetwork:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Result of one measurement.
-
-    Attributes:
-        nodes: The number of nodes.
-        ranks: The number of processes that have measured.
-        transport: The chosen network; of ranks that differ, the one with the fewest EFA interfaces. None if it is not
-            known.
-        seconds: The time of an all-reduce; 0 if it was not measured.
-        failure: Why it was not measured.
-        instances: What the instances have.
-    """
+    """Result of one measurement."""
 
     nodes: int
-    ranks: int
-    transport: Transport | None
-    seconds: float
-    failure: str
+    ranks: int  # processes that have measured
+    transport: Transport | None  # of ranks that differ, with the fewest EFA interfaces; None if it is not known
+    seconds: float  # of an all-reduce; 0 if it was not measured
+    failure: str  # why it was not measured
     instances: InstanceNetwork
 
     @property
@@ -160,16 +150,11 @@ class NetworkCheck:
         failure = f"rank {rank}: {failed[rank]}" if failed else "" if is_done else TOO_LONG
         self._measured |= self._nodes
         self._is_on = self._requires_efa and failure != TOO_LONG
-        return receipt_of([*parts.values()], len(self._nodes), failure, instances())
-
-
-def receipt_of(parts: Sequence[NetworkStatus], nodes: int, failure: str, instances: InstanceNetwork) -> Receipt:
-    """Return the receipt of the workers' parts."""
-    used = [part.transport for part in parts if part.transport]
-    ranks = sum(part.seconds > 0 for part in parts)
-    least = min(used, key=lambda each: (each.name == EFA, each.count), default=None)
-    seconds = 0.0 if failure else max((part.seconds for part in parts), default=0.0)
-    return Receipt(nodes, ranks, least, seconds, failure, instances)
+        used = [part.transport for part in parts.values() if part.transport]
+        least = min(used, key=lambda each: (each.name == EFA, each.count), default=None)
+        times = [part.seconds for part in parts.values() if part.seconds > 0]
+        seconds = 0.0 if failure else max(times, default=0.0)
+        return Receipt(len(self._nodes), len(times), least, seconds, failure, instances())
 
 
 def efa_error(receipt: Receipt, run_name: str | None, *, has_begun: bool) -> EfaError:

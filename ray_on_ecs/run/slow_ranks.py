@@ -48,13 +48,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that all ranks of its group have joined.
-
-    Attributes:
-        group: The key of its group.
-        sequence: Its number there.
-        arrivals: When each rank joined it (Unix time).
-    """
+    """A collective that all ranks of its group have joined, and when each of them joined it (Unix time)."""
 
     group: str
     sequence: int
@@ -79,17 +73,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Slow:
-    """Ranks that the others wait for.
-
-    Attributes:
-        ranks: A rank, or all those of a node.
-        last_share: The share of the waiting that is for one of them.
-        wait_share: The share of the time that the others wait for them.
-    """
+    """Ranks that the others wait for: one, or all those of a node."""
 
     ranks: frozenset[int]
-    last_share: float
-    wait_share: float
+    last_share: float  # of the waiting that is for one of them
+    wait_share: float  # of the time that the others wait for them
 
 
 def waits_of(collectives: Sequence[Collective], margin: float = 0.0) -> dict[int, float]:
@@ -108,18 +96,16 @@ def waits_of(collectives: Sequence[Collective], margin: float = 0.0) -> dict[int
 def find(
     collectives: Sequence[Collective],
     units: Iterable[frozenset[int]],
-    wait_share: float = WAIT_SHARE,
-    margin: float = 0.0,
+    wait_share: float,
+    margin: float,
 ) -> Slow | None:
-    """Return the slow one of some units, each a set of ranks; None if there is none, or too little evidence.
+    """Return the slow one of some units, such as the ranks of a node; None without one, or with too little evidence.
 
-    Args:
-        collectives: Collectives of ranks that wait for each other.
-        units: The ranks by which to look: each one by itself, or those of each node.
-        wait_share: The share of the time that the others must wait for it.
-        margin: The seconds of each wait that don't count.
+    The others must wait for it for this share of the time; of each wait, the margin in seconds does not count.
     """
-    if len(collectives) < MIN_COLLECTIVES or _span(collectives) < MIN_SECONDS:
+    if len(collectives) < MIN_COLLECTIVES:
+        return None
+    if max(each.last for each in collectives) - min(each.first for each in collectives) < MIN_SECONDS:
         return None
     waits = waits_of(collectives, margin)
     fewest = min(waits, key=lambda rank: waits[rank], default=None)
@@ -170,10 +156,6 @@ def _length(intervals: list[Interval]) -> float:
         total += max(stop - max(start, end), 0.0)
         end = max(end, stop)
     return total
-
-
-def _span(collectives: Sequence[Collective]) -> float:
-    return max(each.last for each in collectives) - min(each.first for each in collectives)
 
 
 class SlowRanks:
@@ -276,7 +258,8 @@ class SlowRanks:
             ranks = sorted({rank for each in collectives for rank in each.arrivals})
             if not self._pipelined.isdisjoint(ranks):
                 continue
-            of_nodes = _grouped(ranks, self._nodes)
+            names = dict.fromkeys(self._nodes[rank] for rank in ranks)
+            of_nodes = [frozenset(rank for rank in ranks if self._nodes[rank] == name) for name in names]
             margin = MARGIN_SECONDS if len(of_nodes) > 1 else 0.0
             for units in ([frozenset([rank]) for rank in ranks], of_nodes):
                 share = OVER_SHARE if self._slow and self._slow.ranks in units else WAIT_SHARE
@@ -288,7 +271,7 @@ class SlowRanks:
         """Return the ranks with their node: `rank 5 (i-0abc, 10.0.2.7)`."""
         ranks = sorted(slow.ranks)
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        node = self._names.get(ranks[0])
+        node = self._names[ranks[0]]
         return f"{who} ({node})" if node else who
 
     def _how(self, slow: Slow) -> str:
@@ -308,12 +291,6 @@ def _independent(collectives: Sequence[Collective]) -> list[list[Collective]]:
         joined = [part for part in parts if not part.isdisjoint(ranks)]
         parts = [part for part in parts if part.isdisjoint(ranks)] + [set(ranks).union(*joined)]
     return [[each for each in collectives if next(iter(each.arrivals)) in part] for part in parts]
-
-
-def _grouped(ranks: Sequence[int], nodes: Mapping[int, str]) -> list[frozenset[int]]:
-    """Return the ranks by node."""
-    names = dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes)
-    return [frozenset(rank for rank in ranks if nodes.get(rank) == name) for name in names]
 
 
 def _iso(seconds: float) -> str:

@@ -72,25 +72,15 @@ class Thread:
 
 @dataclass(frozen=True)
 class ProcessStacks:
-    """A Python process of a script.
-
-    Attributes:
-        pid: Its ID.
-        parent: Its parent's.
-        rank: The rank in its variables, or None.
-        name: Its name, such as `pt_data_worker`.
-        state: Its state, as psutil names it.
-        threads: Its threads, the main thread first; empty if they can't be read.
-        fault: The reason why they can't be read.
-    """
+    """A Python process of a script."""
 
     pid: int
     parent: int = 0
-    rank: int | None = None
-    name: str = ""
-    state: str = ""
-    threads: tuple[Thread, ...] = ()
-    fault: str = ""
+    rank: int | None = None  # in its variables
+    name: str = ""  # such as `pt_data_worker`
+    state: str = ""  # as psutil names it
+    threads: tuple[Thread, ...] = ()  # the main thread first; empty if they can't be read
+    fault: str = ""  # why they can't be read
 
 
 @dataclass(frozen=True)

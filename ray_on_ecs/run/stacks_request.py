@@ -20,11 +20,7 @@ ANSWER_SECONDS = 30.0
 
 
 class StacksRequest:
-    """The request that the workers answer.
-
-    Attributes:
-        request: Its ID, empty if there is none.
-    """
+    """The request that the workers answer: its ID, empty if there is none."""
 
     def __init__(self) -> None:
         folder = os.environ.get(FOLDER_VARIABLE)

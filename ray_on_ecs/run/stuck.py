@@ -35,17 +35,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Picture:
-    """The places of all ranks.
-
-    Attributes:
-        positions: The places.
-        nodes: Their nodes by rank; empty on one machine.
-        silent_seconds: How long no rank has given a sign of life.
-    """
+    """The places and nodes of all ranks."""
 
     positions: Mapping[int, Position]
-    nodes: Mapping[int, str]
-    silent_seconds: float = 0.0
+    nodes: Mapping[int, str]  # empty on one machine
+    silent_seconds: float  # how long no rank has given a sign of life
 
     @property
     def groups(self) -> list[Group]:
@@ -133,12 +127,7 @@ class Picture:
 
 
 def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Picture:
-    """Return the places of all ranks.
-
-    Args:
-        workers: The stacks of each worker, or why it has none, after "rank 5", such as "has ended".
-        silent_seconds: How long no rank has given a sign of life.
-    """
+    """Return the places of all ranks, by each worker's stacks, or by why it has none, such as "has ended"."""
     positions: dict[int, Position] = {}
     nodes: dict[int, str] = {}
     joined: dict[int, Last] = {}

@@ -32,11 +32,7 @@ GREETING_BYTES = 64
 
 
 class Stores:
-    """The store of each group; one ends with the last of its clients.
-
-    Attributes:
-        newest: The store of the newest group.
-    """
+    """The store of each group, of which `newest` is the last one's; one ends with the last of its clients."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

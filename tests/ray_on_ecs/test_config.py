@@ -96,12 +96,6 @@ def test_sign_in_a_path_is_not_a_key(address: str) -> None:
     assert parsed("--storage-path", address).storage_path == address
 
 
-def test_every_setting_has_a_flag_with_a_description() -> None:
-    for spec in fields(RunConfig):
-        if spec.metadata:
-            assert spec.metadata["description"], f"{flag(spec.name)} would be bare in --help"
-
-
 def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
     assert parsed() == RunConfig(command=(SCRIPT,)), "the command line must not have other defaults"
 
@@ -121,13 +115,8 @@ def test_a_number_of_workers_may_be_a_range() -> None:
     assert parsed().workers is None
 
 
-def test_a_namespace_is_what_cloudwatch_takes() -> None:
-    for name in ("ray-dev", "a b/C_1.#:", "AWSome/x", "x" * 255):
-        assert parsed("--cloudwatch-namespace", name).cloudwatch_namespace == name
-    assert parsed(environment={"RAY_ON_ECS_CLOUDWATCH_NAMESPACE": "ray"}).cloudwatch_namespace == "ray"
-    assert parsed(environment={"RAY_ON_ECS_CLOUDWATCH_NAMESPACE": ""}).cloudwatch_namespace is None, (
-        "an empty one is none"
-    )
+def test_an_empty_environment_variable_is_none() -> None:
+    assert parsed(environment={"RAY_ON_ECS_CLOUDWATCH_NAMESPACE": ""}).cloudwatch_namespace is None
 
 
 def test_a_bad_environment_variable_is_refused_like_a_flag() -> None:
@@ -255,6 +244,6 @@ def test_names_of_pools_are_taken(pool: str) -> None:
     assert RunConfig(pool=pool).pool == pool
 
 
-def test_command_to_continue_names_no_missing_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_to_continue_names_no_missing_pool() -> None:
     config = RunConfig(command=("train.py",), device="cpu")
     assert config.command_line({"RAY_ON_ECS_POOL": "h100"}) == ["--device", "cpu", "train.py"]

@@ -37,12 +37,6 @@ def test_node_warnings_go_to_standard_error(capsys: Capture) -> None:
     assert capsys.readouterr() == ("ray-head: a info\n", "ray-head: a warning\nray-head: a error\n")
 
 
-def test_worker_lines_have_no_prefix(capsys: Capture) -> None:
-    logs.set_up()
-    logger.info("installing 1 package")
-    assert lines(capsys) == ["installing 1 package"]
-
-
 def test_debug_lines_have_time_level_and_module(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(logs.VARIABLE, "debug")
     logs.set_up("ray-on-ecs")

@@ -1,6 +1,5 @@
 """Files of a failed run; tests/faults has whole runs."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
 from ray_on_ecs.run.stacks_request import SILENT
 from ray_on_ecs.storage.run_storage import RunStorage
-from tests.settings import parse
 
 
 @pytest.fixture
@@ -80,16 +78,6 @@ def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStora
     )
     document = storage.read_json("error.json")
     assert (document["what"], document["rank"], document["log"]) == ("ValueError: no", 0, ["its last line"])
-
-
-def test_command_to_continue_has_only_changed_settings() -> None:
-    flags = ["--run-name", "mine", "--keep-gib", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
-    command = shlex.join(parse([*flags, "train.py", "--epochs", "5"]).command_line({}))
-    assert "--keep-gib 5" in command
-    assert "--storage-path 's3://bucket/my runs'" in command
-    assert "--max-restarts" not in command
-    assert command.endswith(" train.py --epochs 5")
-    assert RunConfig(command=("train.py",)).command_line({}) == ["train.py"]
 
 
 def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:

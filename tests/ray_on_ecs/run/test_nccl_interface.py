@@ -27,12 +27,10 @@ def test_address_of_another_machine_has_no_network() -> None:
 
 
 def test_interface_is_on_the_route_to_the_head() -> None:
-    assert nccl_interface.interface_towards("127.0.0.1") == _loopback(), "the route decides, not the name"
+    interfaces = psutil.net_if_addrs().items()
+    loopback = next(name for name, found in interfaces if "127.0.0.1" in [each.address for each in found])
+    assert nccl_interface.interface_towards("127.0.0.1") == loopback, "the route decides, not the name"
     assert nccl_interface.interface_towards("no-such-host.invalid") is None
-
-
-def _loopback() -> str:
-    return next(name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in found])
 
 
 @pytest.mark.parametrize("users", [{}, {"NCCL_SOCKET_IFNAME": "mine"}])

@@ -163,16 +163,3 @@ def test_libfabric_without_a_provider_is_unknown(name: str) -> None:
 
 def test_last_communicator_counts() -> None:
     assert transport_in([*EFA_P4D.splitlines(), *NCCL_2_19.splitlines()]) == Transport("NCCL", "sockets", 1, ("ens7",))
-
-
-@pytest.mark.parametrize(
-    ("used", "text"),
-    [
-        (Transport("NCCL", "EFA", 4), "NCCL uses EFA (4 interfaces)"),
-        (Transport("NCCL", "EFA", 1), "NCCL uses EFA (1 interface)"),
-        (Transport("NCCL", "EFA"), "NCCL uses EFA"),
-        (Transport("Gloo", "sockets", 1, ("eth0",)), "Gloo uses sockets (eth0)"),
-    ],
-)
-def test_network_in_words(used: Transport, text: str) -> None:
-    assert str(used) == text

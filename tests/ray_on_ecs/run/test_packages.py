@@ -62,13 +62,13 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def make_wheel(folder: Path, version: str, says: str = "", needs: str = "") -> Path:
+def make_wheel(folder: Path, version: str, needs: str = "") -> Path:
     """Write a wheel of `greeting`."""
     folder.mkdir(exist_ok=True)
     info = f"greeting-{version}.dist-info"
     path = folder / f"greeting-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("greeting.py", f"SAYS = '{says or version}'\n")
+        wheel.writestr("greeting.py", f"SAYS = '{version}'\n")
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: greeting\nVersion: {version}\n{needs}")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -165,7 +165,7 @@ def test_local_package_belongs_to_one_folder_and_code(
 
 @pytest.mark.ray
 def test_packages_of_an_index_are_shared_by_folders(
-    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_wheel(folder.parent / "wheels", "1.0")
     lines = f"--find-links {folder.parent / 'wheels'}\ngreeting\n-e ./lib\n"
@@ -192,14 +192,6 @@ def test_packages_of_an_index_are_shared_by_folders(
 
 
 @pytest.mark.ray
-def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunStorage) -> None:
-    write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n"})
-    for text in ("one", "two"):
-        make_wheel(folder, "1.0", text)
-        assert says(folder, storage, "requirements.txt", "greeting", code=text) == text
-
-
-@pytest.mark.ray
 def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunStorage, cache: Path) -> None:
     wheels = folder / "wheels"
     make_wheel(wheels, "1.0")
@@ -218,7 +210,7 @@ def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunS
 
 
 @pytest.mark.ray
-def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
@@ -230,7 +222,7 @@ def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, ca
 
 
 @pytest.mark.ray
-def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": "git+file://${PLACE}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", "a", OFFLINE, {"PLACE": str(repository)})

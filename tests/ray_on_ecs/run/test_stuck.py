@@ -163,7 +163,7 @@ def test_nodes_are_named() -> None:
 
 @pytest.mark.parametrize("kind", ["all_reduce", ""], ids=["Gloo", "NCCL"])
 def test_number_and_time_are_of_the_last_collective(kind: str) -> None:
-    joined = Last(kind, 1841, "0", time.time() - 41.2, is_done=False)
+    joined = Last(kind, 1841, "0", time.time() - 41.2)
     for frames in (STEP, BACKWARD):
         workers = [replace(rank(*frames), joined=joined) for _ in range(3)]
         assert line([*workers, STUCK]) == (
@@ -174,16 +174,16 @@ def test_number_and_time_are_of_the_last_collective(kind: str) -> None:
 
 
 NUMBERS = {
-    "another kind": Last("all_gather", 1841, "0", 0.0, is_done=False),
-    "another group": Last("all_reduce", 7, "1", 0.0, is_done=False),
-    "just now": Last("all_reduce", 1842, "0", math.inf, is_done=False),
+    "another kind": Last("all_gather", 1841, "0", 0.0),
+    "another group": Last("all_reduce", 7, "1", 0.0),
+    "just now": Last("all_reduce", 1842, "0", math.inf),
     "unknown": None,
 }
 
 
 @pytest.mark.parametrize("case", NUMBERS)
 def test_number_that_is_not_certain_names_no_rank(case: str) -> None:
-    workers = [replace(rank(*STEP), joined=Last("all_reduce", 1841, "0", 0.0, is_done=False)) for _ in range(3)]
+    workers = [replace(rank(*STEP), joined=Last("all_reduce", 1841, "0", 0.0)) for _ in range(3)]
     assert line([*workers, replace(workers[0], joined=NUMBERS[case])]) == "all 4 ranks wait in all_reduce, train.py:40"
 
 
@@ -282,7 +282,7 @@ SAVES = {
 @pytest.mark.parametrize("case", SAVES)
 def test_rank_that_a_checkpoint_waits_for_is_named(case: str) -> None:
     (odd, others), (waits, place) = SAVES[case]
-    joined = Last("", 1841, "0", 0.0, is_done=False)  # of NCCL, before the Checkpointer's own collective
+    joined = Last("", 1841, "0", 0.0)  # of NCCL, before the Checkpointer's own collective
     ranks = [replace(rank_of(*threads), joined=joined) for threads in (others, others, odd)]
     assert line(ranks) == f"2 ranks wait in {waits}; rank 2 is in {place}"
 

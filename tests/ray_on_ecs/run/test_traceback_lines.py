@@ -104,7 +104,7 @@ def test_mention_of_a_traceback_hides_nothing(line: str) -> None:
     assert [record["loss"] for record in log.records] == [0.5, 0.4, 0.3]
 
 
-def test_traceback_that_is_cut_off_ends_with_its_start(output: dict[str, str]) -> None:
+def test_traceback_that_is_cut_off_ends_with_its_start() -> None:
     log = MetricsLog({"loss": r"loss=(\S+)"})
     log.read_line("Traceback (most recent call last):\n")
     log.restart()
