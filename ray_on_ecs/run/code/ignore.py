@@ -36,6 +36,9 @@ class Patterns:
         self._start = len(folder.rstrip("/")) + 1 if folder else 0
         self.source = source
 
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
     def decide(self, path: str, is_folder: bool) -> bool | None:
         """Return whether a path is ignored, or None if no pattern matches.
 

@@ -153,6 +153,27 @@ def test_tracked_files_are_uploaded_though_ignored(tmp_path: Path) -> None:
     assert names_of(tmp_path) == [".gitignore", ".rayignore"]
 
 
+@pytest.mark.parametrize("ignores", [".gitignore", ".rayignore"])
+@pytest.mark.parametrize(
+    ("tracked", "include", "is_listed"),
+    [("", [], False), ("data/a/b.txt", [], True), ("data.txt", [], False), ("", ["data/a"], True), ("", [""], False)],
+)
+def test_ignored_folder_is_listed_if_it_may_have_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignores: str, tracked: str, include: list[str], is_listed: bool
+) -> None:
+    """A folder of data may have millions of files."""
+    git(tmp_path, "init", "-q")
+    write(tmp_path, "data/a/b.txt", "data/c.txt", "data.txt")
+    write(tmp_path, ignores, content=b"data/\n")
+    if tracked:
+        git(tmp_path, "add", "--force", tracked)
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr("os.scandir", lambda path: listed.append(str(path)) or scandir(path))
+    list_code(tmp_path, include)
+    assert any(path.endswith("/data") for path in listed) == (is_listed and (ignores == ".gitignore" or not tracked))
+
+
 def test_submodule_has_its_own_rules(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     write(tmp_path, ".gitignore", content=b"*.txt\n")
