@@ -22,7 +22,7 @@ from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import as_alarms_see
 from ray_on_ecs.node.scaling import LOOK_SECONDS, Scaler
 from tests.scaling_api import EPOCH, Api, HeadDied
-from tests.worker_pools import node_group
+from tests.worker_pools import node_group, workers
 
 TICK = 5
 MINUTE = 60
@@ -44,7 +44,6 @@ class Instance:
     idle_since: float = -math.inf
     is_used: bool = False
     ending_at: float = math.inf
-    state: str = ""  # a lifecycle state that the test sets
     kind: str = WORKERS
 
     @property
@@ -54,7 +53,7 @@ class Instance:
     def lifecycle(self, now: float) -> str:
         if now >= self.ending_at:
             return "Terminating:Wait" if now < self.ending_at + DRAINING else "Terminated"
-        return self.state or ("Pending" if now < self.launched_at + STARTING else "InService")
+        return "Pending" if now < self.launched_at + STARTING else "InService"
 
     @property
     def registers_at(self) -> float:
@@ -117,7 +116,7 @@ class Simulator:
         self.on_call = on_call
         self.now, self.count, self.capacity = 0.0, warm, warm
         self.instances = [Instance(number, -3600, task_at=-3000, kind=kind) for number in range(warm)]
-        self.rollout, self.suspended = "COMPLETED", list[str]()
+        self.suspended = list[str]()
         self.head_until, self.head_from = math.inf, 0.0  # a head that is away from the one to the other
         self.head = self._new_head() if has_head_calls else None
         self._has_head_calls = has_head_calls
@@ -253,7 +252,7 @@ class Simulator:
         stride = max(1, -(-(self.most - self.least) // (MAX_STEPS - 1)))
         needed = self.least + -(-(needed - self.least) // stride) * stride
         self._idle_minutes = self._idle_minutes + 1 if needed < billed else 0
-        if self._idle_minutes >= IDLE_MINUTES and self.rollout == "COMPLETED":
+        if self._idle_minutes >= IDLE_MINUTES:
             self._pending.append((self.now + ALARM_SECONDS, lambda: self._set_count(needed)))
 
     def _set_count(self, number: int) -> None:
@@ -296,8 +295,7 @@ class Simulator:
             and instance.lifecycle(self.now) == "InService"
         ]
         for each in free[: max(0, self.count - len(with_task))]:
-            if self.rollout != "FAILED":
-                each.task_at = self.now + PLACING
+            each.task_at = self.now + PLACING
         idle = [
             each
             for each in with_task
@@ -327,7 +325,7 @@ class Simulator:
     # Answers
 
     def info(self) -> ClusterInfo:
-        return {"cluster": "ray", "groups": {self.kind: self.node_group()}, "prices": None, "head_usd": None}
+        return workers(**{self.kind: self.node_group()})
 
     def node_group(self) -> NodeGroup:
         names = {"group": f"{self.kind}-group", "provider": f"{self.kind}-provider"}
@@ -339,7 +337,7 @@ class Simulator:
             "serviceName": self.kind,
             "status": "ACTIVE",
             "desiredCount": self.count,
-            "deployments": [{"status": "PRIMARY", "rolloutState": self.rollout}],
+            "deployments": [{"status": "PRIMARY", "rolloutState": "COMPLETED"}],
             "capacityProviderStrategy": [{"capacityProvider": f"{self.kind}-provider", "weight": 1, "base": 0}],
         }
 
@@ -417,8 +415,7 @@ class Stack:
             part._release()
 
     def info(self) -> ClusterInfo:
-        groups = {kind: part.node_group() for kind, part in self.parts.items()}
-        return {"cluster": "ray", "groups": groups, "prices": None, "head_usd": None}
+        return workers(**{kind: part.node_group() for kind, part in self.parts.items()})
 
     def stay(self, seconds: float) -> Stack:
         """Let time pass."""

@@ -12,17 +12,9 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import HeadUnavailable, UsageError
 from ray_on_ecs.jobs.documents import HeadState
+from tests.worker_pools import node_group, workers
 
-GROUP: dict[str, Any] = {
-    "zones": ["us-west-2a"],
-    "types": ["p5.48xlarge"],
-    "units": 8,
-    "max": 2,
-    "min": 0,
-    "spot": False,
-}
-GROUP |= {"default_nodes": 1, "idle_minutes": 60, "group": "h100", "provider": "h100", "disk_usd": 0.0}
-INFO: Any = {"groups": {"h100-workers": {**GROUP, "pool": "h100", "gpu": "H100"}}, "prices": None}
+INFO: Any = workers(h100_workers=node_group("h100", "p5.48xlarge", units=8, max=2))
 
 
 def config(**settings: Any) -> RunConfig:
@@ -81,14 +73,6 @@ def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch: pytest
 )
 def test_state_of_another_head_refuses_nothing(state: Any) -> None:
     Remote(state).check_pools(config(gpu="A100"))
-
-
-@pytest.mark.parametrize("settings", [{"gpu": "H100"}, {"pool": "default"}])
-@pytest.mark.parametrize("kind", [LocalCluster, ComposeCluster, HeadCluster])
-def test_cluster_without_a_stack_has_no_pools(monkeypatch: pytest.MonkeyPatch, settings: Any, kind: Any) -> None:
-    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
-    with pytest.raises(UsageError, match=r"has no pools; leave it out"):
-        kind().check_pools(config(**settings))
 
 
 @pytest.mark.parametrize("name", ["gpu", "pool"])

@@ -20,10 +20,10 @@ NAMES = {"region": "us-west-2", "group": "g", "alarm": "ray-workers-idle", "reso
 STOP = "idle workers stop after 30 minutes"
 
 
-def deployed(*of_running: int, state: str = "IN_PROGRESS") -> Any:
+def deployed(*of_running: int, state: str = "IN_PROGRESS", begun: datetime = BEGUN) -> Any:
     statuses = ["PRIMARY", *["ACTIVE"] * len(of_running)]
     found = [
-        {"status": status, "rolloutState": state, "createdAt": BEGUN, "runningCount": running}
+        {"status": status, "rolloutState": state, "createdAt": begun, "runningCount": running}
         for status, running in zip(statuses, (2, *of_running), strict=False)
     ]
     return in_progress({"deployments": found})
@@ -46,9 +46,7 @@ def line(**changed: Any) -> str:
 @pytest.mark.parametrize(("minutes", "old_tasks", "is_said"), [(1, 0, False), (11, 0, True), (1, 2, True)])
 def test_deployment_that_waits_for_nothing_ends_soon(minutes: int, old_tasks: int, is_said: bool) -> None:
     begun = datetime.now(UTC) - timedelta(minutes=minutes)
-    primary = {"status": "PRIMARY", "rolloutState": "IN_PROGRESS", "createdAt": begun, "runningCount": 2}
-    old = [{"status": "ACTIVE", "runningCount": old_tasks}] if old_tasks else []
-    text = line(service=Service(8, 8, None, in_progress({"deployments": [primary, *old]})))
+    text = line(service=Service(8, 8, None, deployed(*filter(None, [old_tasks]), begun=begun)))
     assert ("a deployment is in progress" in text) is is_said
     assert "scaling in" not in text, "ECS does not scale in during a deployment"
 

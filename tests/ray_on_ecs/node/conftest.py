@@ -7,27 +7,25 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
 from typing import Any, cast
 
-import boto3
 import grpc
 import pytest
 
 from ray_on_ecs.aws import client
-from ray_on_ecs.node import api, ports
+from ray_on_ecs.node import api, ports, process
+from tests import aws
 from tests.serving import serving
 
 TOKEN = "right"
+GROUP = "workers-group"
 
 
 class Head(HTTPServer):
-    """Answers to TOKEN with `answer`, and records the paths and the JSON bodies that were posted."""
+    """Answers to TOKEN with `answer`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer: object = {"ray_version": version("ray")}
-        self.raw = b""
         self.failing = False
-        self.posted: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -39,14 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(500 if head.failing else 200 if given == f"Bearer {TOKEN}" else 403)
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.end_headers()
-        self.wfile.write(head.raw or json.dumps(head.answer).encode())
-
-    def do_POST(self) -> None:
-        head = cast(Head, self.server)
-        head.posted.append(self.path)
-        if length := int(self.headers.get("Content-Length") or 0):
-            head.bodies.append(json.loads(self.rfile.read(length)))
-        self.do_GET()
+        self.wfile.write(json.dumps(head.answer).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: the tests say what went wrong."""
@@ -95,12 +86,43 @@ def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcs]:
 
 
 @pytest.fixture
-def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The head's client of the AWS that the environment names."""
+def ray_arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of `ray start` on a node that is started; Ray is not."""
+    arguments: list[str] = []
+    monkeypatch.setattr(process, "ray_start", lambda given, **_: arguments.extend(given) or 0)
+    return arguments
+
+
+@pytest.fixture
+def in_aws(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a node in the AWS of the tests."""
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
+
+
+@pytest.fixture
+def cloudwatch(in_aws: None) -> Any:
+    """The head's client of the AWS that the environment names."""
     return client("cloudwatch")
+
+
+@pytest.fixture
+def autoscaling(aws_server: str, in_aws: None) -> Iterator[Any]:
+    """EC2 Auto Scaling with a group without instances."""
+    service = aws.client("autoscaling", aws_server)
+    service.create_launch_configuration(LaunchConfigurationName=GROUP, ImageId="ami-1", InstanceType="g5.xlarge")
+    service.create_auto_scaling_group(
+        AutoScalingGroupName=GROUP,
+        LaunchConfigurationName=GROUP,
+        MinSize=0,
+        MaxSize=20,
+        DesiredCapacity=0,
+        AvailabilityZones=["us-east-1a"],
+        NewInstancesProtectedFromScaleIn=True,
+    )
+    yield service
+    service.delete_auto_scaling_group(AutoScalingGroupName=GROUP, ForceDelete=True)
+    service.delete_launch_configuration(LaunchConfigurationName=GROUP)
 
 
 class Driver:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,15 +70,8 @@ def test_every_suffix_of_packaged_files_counts() -> None:
     assert all(pattern.endswith(labels.SUFFIXES) for pattern in of_image), "a change to such a file would not be seen"
 
 
-def test_the_head_says_which_code_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-
-    def start(arguments: list[str], **_: Any) -> int:
-        started.extend(arguments)
-        return 0
-
+def test_the_head_says_which_code_it_runs(monkeypatch: pytest.MonkeyPatch, ray_arguments: list[str]) -> None:
     monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
     monkeypatch.setattr("sys.argv", ["ray-head", "--num-cpus=0"])
-    monkeypatch.setattr(head.process, "ray_start", start)
     assert head.start() == 0
-    assert f"--labels=code={labels.fingerprint()}" in started
+    assert f"--labels=code={labels.fingerprint()}" in ray_arguments

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -113,6 +112,21 @@ def work(head: Desk, until_true: Callable[[], Any]) -> None:
     until(holds, between=0.02)
 
 
+def current(place: Place) -> Desk:
+    """A new head that has taken over."""
+    head = place.head()
+    work(head, lambda: head.is_current)
+    return head
+
+
+def begun(place: Place, name: str = "mine") -> Desk:
+    """A new head on which a run has begun."""
+    head = place.head()
+    place.request(name)
+    work(head, lambda: place.starts(name))
+    return head
+
+
 def test_requested_run_is_started_and_recorded(place: Place) -> None:
     head = place.head()
     request = place.request(submitted="1.0", owner="joe")
@@ -138,8 +152,7 @@ def test_owner_is_the_identity_of_the_request(place: Place, user: str, label: st
 
 
 def test_lost_bell_and_repeated_bells_start_a_run_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     monkeypatch.setattr(desk, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(Documents, "ring", lambda documents: None)
     place.request()
@@ -151,23 +164,8 @@ def test_lost_bell_and_repeated_bells_start_a_run_once(place: Place, monkeypatch
     assert len(place.starts()) == 1
 
 
-def test_request_that_is_written_twice_starts_a_run_once(place: Place) -> None:
-    head = place.head()
-    request = place.request()
-    [found] = place.documents.requests()
-    assert not isinstance(found, tuple)
-    content = Path(found.path).read_bytes()
-    work(head, place.starts)
-    Path(place.documents.path(REQUESTS, JANE, f"{request}.json")).write_bytes(content)
-    place.documents.ring()
-    work(head, lambda: not place.documents.requests())
-    assert len(place.starts()) == 1
-
-
 def test_second_request_for_a_run_under_way_is_refused(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     second = place.request()
     work(head, lambda: not place.documents.requests())
     assert place.documents.read_head()[1].refused[second] == "run mine is already active as job mine"
@@ -204,30 +202,8 @@ def test_broken_request_is_refused_and_holds_up_no_other(place: Place, document:
     assert not place.documents.requests()
 
 
-def test_request_of_yesterday_is_dropped(place: Place) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
-    request = place.request()
-    old = time.time() - desk.DAY - 60
-    os.utime(place.documents.path(REQUESTS, JANE, f"{request}.json"), (old, old))
-    work(head, lambda: not place.documents.requests())
-    assert not place.starts()
-    assert "is older than a day" in place.documents.read_head()[1].refused[request]
-
-
-def test_requests_of_another_cluster_are_left_alone(place: Place) -> None:
-    other = Documents(Disk(), place.documents.root.replace("/c", "/d"))
-    other.write_request(JANE, RUN, uri="x", metadata=place.metadata())
-    head = place.head()
-    work(head, lambda: head.is_current)
-    head.work()
-    assert len(other.requests()) == 1
-    assert not place.starts()
-
-
 def test_withdrawn_request_is_not_started(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     request = place.request()
     place.documents.withdraw(JANE, request)
     head.work()
@@ -264,9 +240,7 @@ def test_wait_for_a_silent_head_says_so_once(place: Place, monkeypatch: pytest.M
 
 
 def test_stopped_run_ends_and_stays_stopped(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     place.user().stop_job("mine")
     work(head, lambda: place.listed()["mine"]["status"] == "STOPPED")
     place.lose_head()
@@ -294,8 +268,7 @@ def test_stop_of_a_request_that_is_not_accepted_yet(place: Place, user: str) -> 
 
 
 def test_stop_of_a_request_that_the_head_accepts_meanwhile(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     request = place.request()
     withdraw = Documents.withdraw
 
@@ -310,8 +283,7 @@ def test_stop_of_a_request_that_the_head_accepts_meanwhile(place: Place, monkeyp
 
 
 def test_command_whose_request_another_one_withdraws_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    current(place)
     uri, errors = str(place.folder / "mine"), list[BaseException]()
 
     def submit() -> None:
@@ -332,9 +304,7 @@ def test_command_whose_request_another_one_withdraws_ends(place: Place, monkeypa
 def test_driver_that_does_not_stop_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DRIVER", ("-c", DRIVER.replace("lambda *_: sys.exit(130)", "signal.SIG_IGN")))
     monkeypatch.setattr(desk, "STOP_SECONDS", 0.1)
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     place.user().stop_job("mine")
     work(head, lambda: place.listed()["mine"]["status"] == "STOPPED")
     assert place.listed()["mine"]["driver_exit_code"] == -signal.SIGKILL
@@ -398,9 +368,7 @@ def test_next_head_continues_the_runs_in_the_order_of_their_requests(place: Plac
 
 
 def test_stopped_head_ends_its_jobs_and_the_next_one_continues_them(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     head.stop_jobs()
     assert place.listed()["mine"]["driver_exit_code"] == 130
     later = place.head()
@@ -409,9 +377,7 @@ def test_stopped_head_ends_its_jobs_and_the_next_one_continues_them(place: Place
 
 
 def test_runs_of_a_head_that_is_away_for_a_day_are_not_continued(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    begun(place)
     place.lose_head()
     old = time.time() - desk.DAY - 60
     os.utime(place.documents.path("head.json"), (old, old))
@@ -426,8 +392,7 @@ def test_head_that_dies_while_it_accepts_a_request_starts_it_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Between the claim and the start, and between the start and the deletion of the request."""
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     place.request()
     owner: Any = {"write_head": Documents, "submit": MachineJobs, "delete": Disk}[point]
     original = getattr(owner, point)
@@ -451,11 +416,8 @@ def test_head_that_dies_while_it_accepts_a_request_starts_it_once(
 
 
 def test_later_head_wins(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    first = place.head()
-    place.request()
-    work(first, place.starts)
-    second = place.head()
-    work(second, lambda: second.is_current)
+    first = begun(place)
+    second = current(place)
     place.end("other")
     place.request("other")
     for _ in range(5):
@@ -471,9 +433,7 @@ def test_later_head_wins(place: Place, caplog: pytest.LogCaptureFixture) -> None
 def test_stop_of_a_lost_run_ends_it_for_good(place: Place) -> None:
     for with_state in (True, False):
         name = f"mine-{with_state}"
-        head = place.head()
-        place.request(name)
-        work(head, lambda name=name: place.starts(name))
+        begun(place, name)
         place.lose_head()
         place.user().stop_job(name)
         later = place.head(with_state=with_state)
@@ -483,9 +443,7 @@ def test_stop_of_a_lost_run_ends_it_for_good(place: Place) -> None:
 
 
 def test_finished_run_of_a_stopped_head_is_not_started_again(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     place.end()
     job = place.heads[0].job("mine")
     (place.heads[0].log_file(job).parent / machine.INTERRUPT).touch()
@@ -496,22 +454,8 @@ def test_finished_run_of_a_stopped_head_is_not_started_again(place: Place) -> No
     assert place.listed().keys() == {"mine"}
 
 
-def test_no_driver_starts_before_ray_is_up(place: Place) -> None:
-    is_up = threading.Event()
-    place.head()
-    head = Desk(place.documents, place.heads[-1], dict, is_up.is_set)
-    place.request()
-    for _ in range(3):
-        head.work()
-    assert not place.starts()
-    is_up.set()
-    work(head, place.starts)
-
-
 def test_old_run_is_known_to_the_next_head_beside_many_short_ones(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    begun(place)
     version, state = place.documents.read_head()
     later = [
         {
@@ -531,8 +475,7 @@ def test_old_run_is_known_to_the_next_head_beside_many_short_ones(place: Place) 
 
 def test_command_that_holds_the_lock_does_not_hold_up_the_desk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "LOCK_SECONDS", 0.1)
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     with MachineJobs(place.folder / "head-0", is_head=True).submitting():
         place.request()
         head.work()
@@ -550,9 +493,7 @@ def test_faulty_request_holds_up_no_other(place: Place) -> None:
 
 def test_parts_of_a_log_are_merged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "PART_BYTES", 10)
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     job = place.heads[0].job("mine")
     for number in range(20):
         with place.heads[0].log_file(job).open("a") as log:
@@ -571,8 +512,7 @@ def test_parts_of_a_log_are_merged(place: Place, monkeypatch: pytest.MonkeyPatch
 
 
 def test_lost_answer_to_the_state_costs_no_head_its_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     write = Disk.write_if
 
     def lose_answer(*arguments: Any) -> None:
@@ -591,9 +531,7 @@ def test_lost_answer_to_the_state_costs_no_head_its_cluster(place: Place, monkey
 
 
 def test_log_has_each_line_once_over_heads(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     seen: list[bytes] = []
     reader = threading.Thread(target=lambda: place.user().tail("mine", seen.append), daemon=True)
     reader.start()
@@ -606,9 +544,7 @@ def test_log_has_each_line_once_over_heads(place: Place) -> None:
 
 
 def test_part_of_a_log_keeps_its_content_if_an_answer_is_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     until(lambda: place.heads[0].log("mine") == "begins\n")
     write = Documents.write_log
 
@@ -628,9 +564,7 @@ def test_part_of_a_log_keeps_its_content_if_an_answer_is_lost(place: Place, monk
 
 
 def test_logs_of_jobs_that_are_no_longer_listed_are_deleted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     place.documents.write_log("of-a-job-long-ago", 0, b"x")
     monkeypatch.setattr(desk, "PRUNE_SECONDS", 0.0)
     work(head, lambda: place.user().log("mine") == "begins\n")
@@ -638,8 +572,7 @@ def test_logs_of_jobs_that_are_no_longer_listed_are_deleted(place: Place, monkey
 
 
 def test_state_of_another_version_names_the_way_out(place: Place) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    current(place)
     path = Path(place.documents.path("head.json"))
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(UsageError, match="pulumi up"):
@@ -696,19 +629,8 @@ def test_user_may_only_ask_a_head_that_has_written(place: Place) -> None:
         place.user().list_jobs()
 
 
-def test_stop_is_read_before_the_driver_starts(place: Place) -> None:
-    """The oldest request comes first: a run and its stop, both written while the head is away."""
-    request = place.request()
-    place.documents.write_request(JANE, STOP, jobs=[request])
-    head = place.head()
-    work(head, lambda: place.listed().get("mine", {}).get("status") == "STOPPED")
-    assert sys.platform != "linux" or len(place.starts()) <= 1
-
-
 def test_request_for_stacks_reaches_the_driver(place: Place) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     asked = threading.Thread(target=place.user().ask_stacks, args=["mine", "20261129-180000-00ff"])
     asked.start()
     work(head, lambda: not asked.is_alive())
@@ -720,9 +642,7 @@ def test_request_for_stacks_reaches_the_driver(place: Place) -> None:
 
 @pytest.mark.parametrize("job", ["mine", "absent"])
 def test_request_for_stacks_of_a_job_that_has_ended_is_dropped(place: Place, job: str) -> None:
-    head = place.head()
-    place.request()
-    work(head, place.starts)
+    head = begun(place)
     place.end()
     work(head, lambda: place.listed()["mine"]["status"] in ENDED)
     place.documents.write_request(JANE, STACKS, jobs=[job])

@@ -228,10 +228,6 @@ def stop(head: Sleeper) -> int:
     return head.asked
 
 
-def test_head_that_is_put_to_sleep_wakes_no_other(head: Sleeper) -> None:
-    assert stop(head) == 0
-
-
 def test_look_under_way_does_not_end_the_idle_time(head: Sleeper) -> None:
     why, looks = head.desk._why_busy, threading.Event()
 

@@ -21,19 +21,11 @@ from ray_on_ecs.node import desk
 from ray_on_ecs.node.desk import Desk
 from ray_on_ecs.secrets import Store
 from ray_on_ecs.storage.bucket import StorageFault
-from tests.ray_on_ecs.node.test_desk import DRIVER, JANE, Place, place, work
+from tests.ray_on_ecs.node.test_desk import DRIVER, JANE, Place, begun, current, place, work
 from tests.ray_on_ecs.node.test_desk_stop import log_of
 from tests.waiting import until
 
 __all__ = ["place"]  # a fixture
-
-
-def begun(place: Place, name: str = "mine") -> Desk:
-    """A head on which a run has begun."""
-    head = place.head()
-    place.request(name)
-    work(head, lambda: place.starts(name))
-    return head
 
 
 def kill_driver(place: Place, job_id: str) -> None:
@@ -110,8 +102,7 @@ def test_stop_leaves_a_later_run_of_the_name_alone(place: Place) -> None:
 
 
 def test_stop_of_a_request_that_could_not_be_answered(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     monkeypatch.setattr(Desk, "_accept", lambda *_: 1 / 0)
     request = place.request()
     place.user("AROAEXAMPLE:joe").stop_job(request)  # who can't withdraw it
@@ -136,23 +127,6 @@ def test_lost_run_is_not_resubmitted_before_the_stops_are_read(place: Place, mon
     looks(later)
     assert place.listed()["mine"]["status"] == "STOPPED"
     assert len(place.starts()) == 1
-
-
-def test_run_goes_on_over_three_heads_with_empty_disks(place: Place) -> None:
-    for number in range(3):
-        head = begun(place) if number == 0 else place.head()
-        work(head, lambda number=number: len(place.starts()) == number + 1)
-        work(head, lambda: [*place.listed().values()][-1]["status"] == "RUNNING")
-        place.lose_head()
-    last = place.head()
-    work(last, lambda: len(place.starts()) == 4)
-    place.end()
-    work(last, lambda: place.listed()["mine.4"]["status"] == "SUCCEEDED")
-    looks(last)
-    assert [(name, job["status"]) for name, job in place.listed().items()] == [
-        *((name, "FAILED") for name in ("mine", "mine.2", "mine.3")),
-        ("mine.4", "SUCCEEDED"),
-    ]
 
 
 def test_state_is_that_of_the_head_before_until_ray_is_up(place: Place) -> None:
@@ -184,20 +158,10 @@ def test_command_in_the_shell_of_a_new_head_takes_a_free_id(place: Place) -> Non
     head = begun(place)
     place.end()
     work(head, lambda: place.listed()["mine"]["status"] == "SUCCEEDED")
-    later = place.head()
-    work(later, lambda: later.is_current)
+    current(place)
     jobs = place.heads[-1]
     with jobs.submitting():
         assert jobs.submit(str(place.folder / "mine"), place.metadata()) == "mine.2"
-
-
-def test_run_that_was_lost_too_often_is_settled(place: Place) -> None:
-    head = place.head()
-    request = place.request(max_resubmissions="0")
-    work(head, place.starts)
-    kill_driver(place, "mine")
-    work(head, lambda: place.listed()["mine"].get("is_settled"))
-    assert len(place.starts()) == 1, request
 
 
 # Requests
@@ -221,8 +185,7 @@ def test_request_whose_answer_is_lost_is_withdrawn(place: Place, monkeypatch: py
 def test_bucket_that_does_not_answer_for_a_while_withdraws_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     ages: list[Callable[..., Any]] = [Documents.head_age] * 2
 
     def fail(documents: Documents) -> Any:
@@ -257,16 +220,17 @@ def test_withdrawn_request_takes_its_secrets_along(place: Place, monkeypatch: py
     assert store.deleted == ["TOKEN"]
 
 
-def test_old_request_takes_its_secrets_along(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_of_yesterday_is_dropped_with_its_secrets(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Memory()
     monkeypatch.setattr(desk.secrets, "store", lambda uri: store)
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     request = place.request(**{SECRETS: json.dumps([str(place.folder / "mine"), "TOKEN"])})
     old = time.time() - desk.DAY - 60
     os.utime(place.documents.path(REQUESTS, JANE, f"{request}.json"), (old, old))
     work(head, lambda: not place.documents.requests())
     assert store.deleted == ["TOKEN"]
+    assert not place.starts()
+    assert "is older than a day" in place.documents.read_head()[1].refused[request]
 
 
 def test_secrets_that_can_not_be_deleted_are_tried_again_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +254,7 @@ def test_secrets_that_can_not_be_deleted_are_tried_again_later(place: Place, mon
 
 
 def test_follower_of_a_withdrawn_request_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    current(place)
     request = place.request()
     user = place.user()
     job = user.job(request)["submission_id"]
@@ -304,8 +267,7 @@ def test_follower_of_a_withdrawn_request_ends(place: Place, monkeypatch: pytest.
 
 
 def test_follower_of_a_refused_request_has_the_reason(place: Place) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     request = place.request()
 
     def refuse(part: bytes) -> None:
@@ -382,15 +344,13 @@ def test_broken_parts_of_a_state_are_left_out(place: Place, where: str, broken: 
     changed = [job, broken, {**job, "log": None}, {**job, "metadata": {"x": 1}}] if where == "jobs" else broken
     path.write_text(json.dumps({**document, where: changed}))
     assert [job["submission_id"] for job in place.user().list_jobs()] == ["mine"]
-    later = place.head()
-    work(later, lambda: later.is_current)
+    current(place)
     assert "mine" in place.listed()
 
 
 @pytest.mark.parametrize("user", ["AIDA/z:joe", "AIDA/.."])
 def test_request_at_another_place_than_a_users_is_refused(place: Place, user: str) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     path = Path(place.documents.path(REQUESTS, user.replace("..", "x"), "r.json"))
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"format": 1, "kind": RUN, "uri": "x", "metadata": place.metadata()}))
@@ -400,8 +360,7 @@ def test_request_at_another_place_than_a_users_is_refused(place: Place, user: st
 
 
 def test_huge_request_is_not_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = place.head()
-    work(head, lambda: head.is_current)
+    head = current(place)
     place.request(more="x" * 2**18)
     read: list[str] = []
     original = type(place.documents.store).read

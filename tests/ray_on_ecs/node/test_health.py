@@ -49,13 +49,6 @@ def test_silent_gcs_times_out() -> None:
         api.check_gcs(f"127.0.0.1:{silent.getsockname()[1]}", 0.3)
 
 
-def test_worker_without_a_head_is_healthy(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "AGENT", head.server_port)
-    monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
-    monkeypatch.setattr("sys.argv", ["ray-health", "worker"])
-    assert health.main() == 0
-
-
 def test_no_proxy_reads_the_token(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -50,21 +50,15 @@ def test_runs_read_the_labels_of_workers() -> None:
     )
 
 
-def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-
-    def start(arguments: list[str], **_: Any) -> int:
-        started.extend(arguments)
-        return 0
-
+@pytest.mark.usefixtures("file")
+def test_ray_starts_with_the_labels(monkeypatch: pytest.MonkeyPatch, ray_arguments: list[str]) -> None:
     monkeypatch.setenv("RAY_HEAD_HOST", "127.0.0.1")
     monkeypatch.setenv(worker.RECONNECT, worker.RECONNECT_SECONDS)  # so that what the code sets is taken back
     monkeypatch.setattr("sys.argv", ["ray-worker", "--num-cpus=4"])
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
     monkeypatch.setattr(worker.notice, "start", lambda *_: None)  # its thread would go on after the test
-    monkeypatch.setattr(worker.process, "ray_start", start)
     assert worker.start() == 0
-    assert started[2:] == [*labels.flags(), "--num-cpus=4"]
+    assert ray_arguments[2:] == [*labels.flags(), "--num-cpus=4"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The head publishes what the cluster has and needs, and is not harmed when CloudWatch can't be reached."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import grpc
 import pytest
 from botocore.exceptions import BotoCoreError
@@ -131,26 +131,34 @@ def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def published(cloudwatch: Any) -> Iterator[dict[str, dict[str, float]]]:
-    """The head's metrics in the calls that it makes, by kind of worker, "" for those without a dimension."""
-    by_kind: dict[str, dict[str, float]] = {}
+def calls(cloudwatch: Any) -> Iterator[list[list[dict[str, Any]]]]:
+    """The metrics of each call that the head makes."""
+    sent: list[list[dict[str, Any]]] = []
 
     def note(params: dict[str, Any], **_: Any) -> None:
-        for datum in params["MetricData"]:
-            dimensions = {one["Name"]: one["Value"] for one in datum.get("Dimensions", ())}
-            assert dimensions.keys() <= {KIND_DIMENSION}
-            [value] = datum["Values"]
-            by_kind.setdefault(dimensions.get(KIND_DIMENSION, ""), {})[datum["MetricName"]] = value
+        sent.append(params["MetricData"])
+        assert not any("Timestamp" in datum for datum in params["MetricData"]), "clocks may be wrong"
 
     events = metrics.client("cloudwatch", **metrics.LIMITS).meta.events
     events.register("before-parameter-build.cloudwatch.PutMetricData", note)
-    yield by_kind
+    yield sent
     events.unregister("before-parameter-build.cloudwatch.PutMetricData", note)
 
 
-def test_each_kind_has_its_metrics(ray: Head, by_kind: None, published: dict[str, dict[str, float]]) -> None:
+def values(call: list[dict[str, Any]]) -> dict[str, float]:
+    """The first value of each metric of a call."""
+    return {datum["MetricName"]: datum["Values"][0] for datum in call}
+
+
+def test_each_kind_has_its_metrics(ray: Head, by_kind: None, calls: list[list[dict[str, Any]]]) -> None:
     ray.answer = summary(node())
     metrics.publish("head-i")
+    published: dict[str, dict[str, float]] = {}
+    for datum in itertools.chain(*calls):
+        dimensions = {one["Name"]: one["Value"] for one in datum["Dimensions"]}
+        assert dimensions.keys() <= {KIND_DIMENSION}
+        [value] = datum["Values"]
+        published.setdefault(dimensions.get(KIND_DIMENSION, ""), {})[datum["MetricName"]] = value
     assert published == {
         "": {
             **{"GPUs": 1, "GPUsRequested": 1, "GPUsUsed": 1, "GPUNodesInUse": 1, "RunProgress": 0},
@@ -182,24 +190,11 @@ def test_metrics_without_the_cluster_info(
     assert set(metric_totals(cloudwatch, namespace)) == COUNTS
 
 
-def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:
-    ray.answer = summary(node())
-    metrics.publish("head-c")
-    assert set(metric_totals(cloudwatch, "head-c")) == COUNTS
-
-
 def test_scaling_metrics_without_gpu_utilization(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
         metrics.publish("head-d")
     assert set(metric_totals(cloudwatch, "head-d")) == COUNTS
-
-
-def test_scaling_metrics_without_a_dashboard(ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "DASHBOARD", 9)
-    with pytest.raises(OSError, match="Connection refused"):
-        metrics.publish("head-g")
-    assert set(metric_totals(cloudwatch, "head-g")) == COUNTS
 
 
 def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs, cloudwatch: Any) -> None:
@@ -217,30 +212,15 @@ def idle() -> Idle:
     return idle_time
 
 
-@pytest.fixture
-def calls(cloudwatch: Any) -> Iterator[list[dict[str, float]]]:
-    """The first value of each metric, by call."""
-    firsts: list[dict[str, float]] = []
-
-    def note(params: dict[str, Any], **_: Any) -> None:
-        firsts.append({datum["MetricName"]: datum["Values"][0] for datum in params["MetricData"]})
-        assert not any("Timestamp" in datum for datum in params["MetricData"]), "clocks may be wrong"
-
-    events = metrics.client("cloudwatch", **metrics.LIMITS).meta.events
-    events.register("before-parameter-build.cloudwatch.PutMetricData", note)
-    yield firsts
-    events.unregister("before-parameter-build.cloudwatch.PutMetricData", note)
-
-
-def test_idle_time_is_in_the_first_call(ray: Head, idle: Idle, calls: list[dict[str, float]]) -> None:
+def test_idle_time_is_in_the_first_call(ray: Head, idle: Idle, calls: list[list[dict[str, Any]]]) -> None:
     metrics.publish("head-m", idle)
-    assert [HEAD_IDLE in call for call in calls] == [True, False]
-    assert calls[0].keys() > COUNTS
-    assert calls[0][HEAD_IDLE] == pytest.approx(60, abs=1)
-    assert HEAD_REQUESTED not in calls[0], "a busy head requests itself"
+    first, second = map(values, calls)
+    assert HEAD_IDLE not in second
+    assert first.keys() == {*COUNTS, HEAD_IDLE}, "a busy head requests itself"
+    assert first[HEAD_IDLE] == pytest.approx(60, abs=1)
     calls.clear()
     metrics.publish("head-m")
-    assert not any(HEAD_IDLE in call for call in calls), "it does not sleep"
+    assert not any(HEAD_IDLE in values(call) for call in calls), "it does not sleep"
 
 
 def silence_gcs(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,24 +241,24 @@ def test_head_whose_ray_does_not_answer_is_busy(
     ray: Head,
     gcs_server: Gcs,
     idle: Idle,
-    calls: list[dict[str, float]],
+    calls: list[list[dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
     fault: Callable[[Gcs, pytest.MonkeyPatch], None],
 ) -> None:
     fault(gcs_server, monkeypatch)
     with pytest.raises((OSError, LookupError)):
         metrics.publish("head-n", idle)
-    assert calls == [{HEAD_IDLE: 0, HEAD_REQUESTED: 1}]
+    assert [values(call) for call in calls] == [{HEAD_IDLE: 0, HEAD_REQUESTED: 1}]
 
 
 def test_dashboard_that_does_not_answer_keeps_the_idle_time(
-    ray: Head, idle: Idle, calls: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+    ray: Head, idle: Idle, calls: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is published before; the thread of the idle time asks the dashboard, too."""
+    """It is published before, as the metrics that scale are; the thread of the idle time asks the dashboard, too."""
     monkeypatch.setattr(ports, "DASHBOARD", 9)
     with pytest.raises(OSError, match="Connection refused"):
         metrics.publish("head-o", idle)
-    assert HEAD_IDLE in calls[0]
+    assert values(calls[0]).keys() == {*COUNTS, HEAD_IDLE}
 
 
 def test_request_for_the_next_head_is_a_metric_of_seconds(cloudwatch: Any) -> None:
@@ -374,7 +354,6 @@ def test_aws_errors_are_raised(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(BotoCoreError, match=message):
         metrics.publish("head-e")
 

@@ -51,44 +51,39 @@ def start(program: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
+def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> tuple[str, str, str]:
+    """Stop a node once it has printed a line; return that line, the rest of its output, and its errors."""
+    assert process.stdout
+    first = process.stdout.readline()
+    process.send_signal(number)
+    return first, *process.communicate(timeout=LIMIT_SECONDS)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_stop_signal_drains_and_exits_0(tmp_path: Path, number: signal.Signals) -> None:
     process = start(NODE, fake_ray(tmp_path, RAY.format(status=1)))
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("ray start --flag"), "Ray runs before it is stopped"
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=LIMIT_SECONDS)
+    first, output, _ = stop(process, number)
+    assert first.startswith("ray start --flag"), "Ray runs before it is stopped"
     assert process.returncode == 0
     assert "drained" in output
 
 
-def test_a_node_that_fails_has_rays_exit_status(tmp_path: Path) -> None:
-    process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nexit 7\n"))
+@pytest.mark.parametrize(("end", "status"), [("exit 7", 7), ("kill -9 $$", 128 + 9)], ids=["a status", "a signal"])
+def test_a_node_that_fails_has_rays_exit_status(tmp_path: Path, end: str, status: int) -> None:
+    process = start(NODE, fake_ray(tmp_path, f"#!/bin/sh\n{end}\n"))
     process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 7
-
-
-def test_killed_node_has_a_shells_exit_status(tmp_path: Path) -> None:
-    process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nkill -9 $$\n"))
-    process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 128 + 9
+    assert process.returncode == status
 
 
 def test_a_failure_while_it_stops_is_a_failure(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, RAY.format(status=9)))
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=LIMIT_SECONDS)
+    stop(process)
     assert process.returncode == 9
 
 
 def test_a_node_can_be_stopped_while_it_waits() -> None:
     process = start(WAITING, {**os.environ, **ENVIRONMENT})
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=LIMIT_SECONDS)
+    stop(process)
     assert process.returncode == 0
 
 
@@ -115,10 +110,7 @@ def test_invalid_token_is_not_printed() -> None:
 def test_failed_before_stop_still_drains(tmp_path: Path) -> None:
     program = NODE.replace("lambda: signal.SIGTERM", "lambda: 1 / 0")
     process = start(program, fake_ray(tmp_path, RAY.format(status=1)))
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=LIMIT_SECONDS)
+    _, output, errors = stop(process)
     assert process.returncode == 0
     assert "drained" in output
     assert "ZeroDivisionError" in errors

@@ -7,7 +7,7 @@ import pytest
 
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE, HEAD_STATE_VARIABLE
 from ray_on_ecs.jobs.machine import MachineJobs
-from ray_on_ecs.node import demand, head, metrics, outage, process, protection, worker
+from ray_on_ecs.node import demand, head, metrics, outage, protection, worker
 from ray_on_ecs.node.protection import IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
 from tests.ecs_agent import BLOCKED, DENIED, PROTECT, RELEASE, SET, Agent
 from tests.serving import serving
@@ -80,13 +80,6 @@ def test_a_node_that_the_head_releases_does_not_wait(agent: Agent, node: Node) -
     assert agent.states == [PROTECT, RELEASE]
     node.passes(POLL_SECONDS, True)
     assert agent.states[-1] == PROTECT
-
-
-def test_a_short_break_releases_nothing(agent: Agent, node: Node) -> None:
-    for _ in range(10):
-        node.passes(POLL_SECONDS, True)
-        node.passes(IDLE_SECONDS - POLL_SECONDS, False)
-    assert RELEASE not in agent.states
 
 
 def test_a_silent_ray_keeps_the_protection(agent: Agent, node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,14 +163,6 @@ def test_unprotected_node_asks_nothing_at_its_release(agent: Agent, node: Node) 
     assert agent.states == []
 
 
-def test_silent_agent_is_asked_again(node: Node, agent: Agent) -> None:
-    url, node.protection._url = node.protection._url, "http://127.0.0.1:9/state"
-    node.passes(60, True)
-    node.protection._url = url
-    node.passes(POLL_SECONDS, True)
-    assert agent.states == [PROTECT]
-
-
 def test_a_failure_of_seconds_says_nothing(agent: Agent, node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(10):
         node.passes(outage.REPORT_SECONDS, OSError("Ray still starts"))
@@ -198,11 +183,10 @@ def test_outside_ecs_nothing_is_done(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
+def started(monkeypatch: pytest.MonkeyPatch, ray_arguments: list[str]) -> dict[str, Callable[[], bool]]:
     """The question of the node that was started; Ray is not."""
     asked: dict[str, Callable[[], bool]] = {}
     monkeypatch.setattr(protection, "start", lambda in_use: asked.update({"node": in_use}) or (lambda: None))
-    monkeypatch.setattr(process, "ray_start", lambda *args, **kwargs: 0)
     monkeypatch.setattr("sys.argv", ["ray"])
     monkeypatch.setenv(worker.RECONNECT, "600")  # which it sets itself otherwise
     return asked

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,19 @@ import pytest
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.errors import GpuError
 from ray_on_ecs.node import gpus, replacement, worker
-from tests.aws import client
+from tests.ray_on_ecs.node.conftest import GROUP
 
 COMMAND_NAME = "ray-worker"
 
-GROUP = "workers"
+NOT_OF_A_GROUP = '{"instance_id": "i-0123456789abcdef0"}'
 
 
 @pytest.fixture
-def autoscaling(aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def autoscaling(autoscaling: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """EC2 Auto Scaling with a group of five instances."""
-    for name, value in aws_variables.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(replacement, "SPREAD_SECONDS", 0.0)
-    service = client("autoscaling", aws_server)
-    service.create_launch_configuration(LaunchConfigurationName=GROUP, ImageId="ami-1", InstanceType="g5.xlarge")
-    service.create_auto_scaling_group(
-        AutoScalingGroupName=GROUP,
-        LaunchConfigurationName=GROUP,
-        MinSize=0,
-        MaxSize=20,
-        DesiredCapacity=5,
-        AvailabilityZones=["us-east-1a"],
-    )
-    yield service
-    service.delete_auto_scaling_group(AutoScalingGroupName=GROUP, ForceDelete=True)
-    service.delete_launch_configuration(LaunchConfigurationName=GROUP)
+    autoscaling.set_desired_capacity(AutoScalingGroupName=GROUP, DesiredCapacity=5)
+    return autoscaling
 
 
 def instances(service: Any) -> list[dict[str, Any]]:
@@ -88,7 +74,8 @@ def test_gpu_failure_marks_instance_and_ends_worker(
         (None, "FileNotFoundError"),
         ("{", "JSONDecodeError"),
         ("{}", "KeyError: 'instance_id'"),
-        ('{"instance_id": "i-0123456789abcdef0"}', "is not in an Auto Scaling group, which could replace it"),
+        (NOT_OF_A_GROUP, "is not in an Auto Scaling group, which could replace it"),
+        (NOT_OF_A_GROUP, "this instance could not be marked unhealthy (EndpointConnectionError: "),
     ],
 )
 def test_failed_replacement_costs_one_line(
@@ -103,20 +90,11 @@ def test_failed_replacement_costs_one_line(
     if content is not None:
         file.write_text(content)
     monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
+    if "Endpoint" in cause:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     replacement.request()
     assert re.fullmatch(rf"ray-worker: .*{re.escape(cause)}.*\n", capsys.readouterr().err)
     assert not unhealthy(autoscaling)
-
-
-def test_a_refusal_of_aws_is_one_line(
-    autoscaling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "instance.json"
-    file.write_text('{"instance_id": "i-0123456789abcdef0"}')
-    monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    replacement.request()
-    assert "this instance could not be marked unhealthy (EndpointConnectionError" in capsys.readouterr().err
 
 
 def test_no_replacement_outside_ec2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import boto3
 import pytest
 from botocore.session import get_session
 
@@ -21,6 +19,7 @@ from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import End, Host, Member, Memory, SetCapacity, SetCount, View
 from ray_on_ecs.node.scaling import Scaler, just_ended, view_of
 from tests.aws import client
+from tests.ray_on_ecs.node.conftest import GROUP
 from tests.scaling_api import EPOCH, Api, Refused
 from tests.scaling_simulator import Run, Simulator
 from tests.worker_pools import cpu_group, node_group, workers
@@ -28,7 +27,7 @@ from tests.worker_pools import cpu_group, node_group, workers
 COMMAND_NAME = "ray-head"
 
 NOW = 10_000.0
-LIMITS = node_group(group="workers-group", provider="workers-provider")
+LIMITS = node_group(group=GROUP, provider="workers-provider")
 NOTHING = Need(requested=0, available=0, in_use=0)
 
 
@@ -303,24 +302,6 @@ def test_a_refused_call_costs_one_line_and_the_others_go_on(capsys: pytest.Captu
     assert line == "(Refused: AccessDenied); trying again"
 
 
-@pytest.mark.parametrize(
-    ("failures", "lines"),
-    [(3, []), (10, ["has failed for 60 s (Refused: throttled); trying again", "works again"])],
-    ids=["short", "long"],
-)
-def test_a_call_that_works_again_is_said_once(
-    capsys: pytest.CaptureFixture[str], failures: int, lines: list[str]
-) -> None:
-    attempts = itertools.count()
-
-    def on_call(name: str) -> None:
-        if next(attempts) < failures:
-            raise Refused("throttled")
-
-    Simulator(4, [Run(2, 600, requested_at=25)], on_call=on_call).stay(600)
-    assert [line.rpartition("workers ")[2] for line in capsys.readouterr().err.splitlines()] == lines
-
-
 def test_one_kind_of_worker_does_not_hold_up_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
@@ -384,29 +365,7 @@ def test_deployments_of_a_service(deployments: list[tuple[str, str | None]], rol
     assert view_of({"desiredCount": 0, "deployments": listed}, group).rollout == rollout
 
 
-@pytest.fixture
-def group(aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """EC2 Auto Scaling with the workers' group."""
-    for name, value in aws_variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    service, name = client("autoscaling", aws_server), LIMITS["group"]
-    service.create_launch_configuration(LaunchConfigurationName=name, ImageId="ami-1", InstanceType="g5.xlarge")
-    service.create_auto_scaling_group(
-        AutoScalingGroupName=name,
-        LaunchConfigurationName=name,
-        MinSize=0,
-        MaxSize=4,
-        DesiredCapacity=0,
-        AvailabilityZones=["us-east-1a"],
-        NewInstancesProtectedFromScaleIn=True,
-    )
-    yield service
-    service.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
-    service.delete_launch_configuration(LaunchConfigurationName=name)
-
-
-def test_a_group_and_a_service_of_aws_get_their_numbers(aws_server: str, group: Any) -> None:
+def test_a_group_and_a_service_of_aws_get_their_numbers(aws_server: str, autoscaling: Any) -> None:
     ecs = client("ecs", aws_server)
     ecs.create_cluster(clusterName="scaled")
     ecs.register_task_definition(family="scaled", containerDefinitions=[{"name": "ray", "image": "ray", "memory": 64}])
@@ -424,12 +383,12 @@ def test_a_group_and_a_service_of_aws_get_their_numbers(aws_server: str, group: 
     needs = {"workers": Need(requested=3, available=0, in_use=0)}
     for _ in range(2):  # the capacity, and then the count
         scaler.look(info, needs)
-    [found] = group.describe_auto_scaling_groups(AutoScalingGroupNames=[LIMITS["group"]])["AutoScalingGroups"]
+    [found] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
     assert (found["DesiredCapacity"], len(found["Instances"])) == (3, 3)
     [service] = ecs.describe_services(cluster="scaled", services=["scaled-workers"])["services"]
     assert service["desiredCount"] == 3
     scaler._make(End(found["Instances"][0]["InstanceId"]), "scaled", service, found)
-    [found] = group.describe_auto_scaling_groups(AutoScalingGroupNames=[LIMITS["group"]])["AutoScalingGroups"]
+    [found] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
     assert found["DesiredCapacity"] == 2
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
+from ray_on_ecs.cluster_info import NodeGroup
 from ray_on_ecs.node import numbers
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.scaling import Scaler, pools_of
 from tests.scaling_api import Api, HeadDied, Lost, Refused
 from tests.scaling_simulator import Run, Simulator, Stack, at_call
-from tests.worker_pools import node_group
+from tests.worker_pools import node_group, workers
 
 COMMAND_NAME = "ray-head"
 HOUR = 3600
@@ -40,12 +40,8 @@ def pool(*minimums: int, most: int = 4, units: int = 1) -> dict[str, NodeGroup]:
 
 def shares(needs: list[Need], limits: dict[str, NodeGroup]) -> list[int]:
     """The workers that each kind may have."""
-    numbers_read = numbers.in_pools(workers_with(limits), dict(zip(limits, needs, strict=True)))
+    numbers_read = numbers.in_pools(workers(**limits), dict(zip(limits, needs, strict=True)))
     return [each["max"] for each in numbers_read.values()]
-
-
-def workers_with(groups: dict[str, NodeGroup]) -> ClusterInfo:
-    return {"cluster": "ray", "groups": groups, "prices": None, "head_usd": None}
 
 
 @pytest.mark.parametrize(

@@ -153,23 +153,6 @@ def test_a_run_that_gives_up_withdraws_its_request(counts_pending: bool) -> None
     assert (simulator.capacity, simulator.counted()) == (0, [])
 
 
-def test_a_failed_deployment_starts_nothing() -> None:
-    simulator = Simulator(4, [run(2)], has_head_calls=True)
-    simulator.rollout = "FAILED"
-    simulator.stay(600)
-    assert simulator.calls == []
-
-
-def test_a_deployment_in_progress_ends_nothing() -> None:
-    simulator = Simulator(4, [], warm=3)
-    simulator.count, simulator.rollout = 1, "IN_PROGRESS"
-    simulator.stay(600)
-    assert not [name for _, name, _ in simulator.calls if name == "End"]
-    simulator.rollout = "COMPLETED"
-    simulator.stay(240)
-    assert len(simulator.counted()) == 1
-
-
 def test_a_suspended_group_is_left_alone() -> None:
     simulator = Simulator(4, [run(2)], counts_pending=True)
     simulator.suspended = ["Launch"]
@@ -208,17 +191,6 @@ def test_a_spot_instance_that_goes_is_replaced_once() -> None:
         instance.is_used = False
     simulator.stay(3 * HOUR)
     check_end(simulator, 4)
-
-
-@pytest.mark.parametrize("state", ["Pending:Wait", "Standby", "ReplacingRootVolume:Wait", "a new state"])
-def test_an_instance_in_another_state_is_not_ended(state: str) -> None:
-    simulator = Simulator(4, [], warm=2)
-    simulator.instances[0].state = state
-    simulator.count = 0
-    for instance in simulator.instances:
-        instance.task_at = math.inf
-    simulator.stay(600)
-    assert [detail for _, name, detail in simulator.calls if name == "End"] == ["i-1"]
 
 
 # --then-stop

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from ray_on_ecs.node import api, labels, task_metadata
 from ray_on_ecs.node.task_metadata import METADATA_VARIABLE, pull_of, read_pull
-from tests.serving import serving
 
 COMMAND_NAME = "ray-worker"
 
@@ -64,55 +61,20 @@ def test_pull_is_what_the_answer_tells(name: str) -> None:
     assert pull_of(task) == {label: pytest.approx(seconds) for label, seconds in pull.items()}
 
 
-class Agent(BaseHTTPRequestHandler):
-    """The ECS agent's endpoint."""
-
-    status, body = 200, b""
-
-    def do_GET(self) -> None:
-        """Answer for the task."""
-        found = self.path == "/v4/1234/task"
-        self.send_response(self.status if found else 404)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(self.body if found else b"")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-def of_agent(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes) -> dict[str, float]:
-    monkeypatch.setattr(Agent, "status", status)
-    monkeypatch.setattr(Agent, "body", body)
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Agent)) as server:
-        monkeypatch.setenv(METADATA_VARIABLE, f"http://127.0.0.1:{server.server_port}/v4/1234")
-        return read_pull()
-
-
-def test_agent_is_asked_for_the_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert of_agent(monkeypatch, 200, json.dumps(TASK).encode()) == {
-        name: pytest.approx(seconds) for name, seconds in PULL.items()
-    }
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [(500, b"x"), (404, b""), (429, b"{}"), (403, b""), (200, b"{"), (200, b"\xff"), (200, b"")],
-    ids=["an error", "no such path", "throttled", "refused", "half an answer", "not text", "nothing"],
-)
-def test_agent_that_fails_costs_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, body: bytes
-) -> None:
-    assert of_agent(monkeypatch, status, body) == {}
-    assert capsys.readouterr().err.count("\n") == 1
+def test_agent_is_asked_for_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setenv(METADATA_VARIABLE, "http://169.254.170.2/v4/1234")
+    monkeypatch.setattr(api, "ask", lambda url, token: asked.append((url, token)) or TASK)
+    assert read_pull() == {name: pytest.approx(seconds) for name, seconds in PULL.items()}
+    assert asked == [("http://169.254.170.2/v4/1234/task", "")]
 
 
 def test_agent_that_is_away_costs_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(api, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setenv(METADATA_VARIABLE, "http://127.0.0.1:9/v4/1234")
     assert read_pull() == {}
-    assert capsys.readouterr().err.startswith("ray-worker: ECS's agent does not tell when the image was pulled (")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("ray-worker: ECS's agent does not tell when the image was pulled (")
 
 
 def test_nothing_is_asked_outside_ecs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

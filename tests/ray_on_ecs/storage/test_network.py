@@ -197,12 +197,6 @@ def laptop(
         yield Laptop(front, tmp_path, address, monkeypatch)
 
 
-def test_endpoint_of_the_environment(laptop: Laptop) -> None:
-    laptop.set(AWS_ENDPOINT_URL=laptop.front.url)
-    laptop.check()
-    assert any("list-type=2" in each for each in laptop.front.seen)
-
-
 def test_endpoint_of_s3_wins(laptop: Laptop) -> None:
     laptop.set(AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_ENDPOINT_URL_S3=laptop.front.url)
     laptop.check()
@@ -367,12 +361,13 @@ def test_answer_of_others_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def refused(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_ENDPOINT_URL="http://127.0.0.1:9")
-
-
-def unknown_host(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_ENDPOINT_URL="http://s3.company.invalid")
+@pytest.mark.parametrize("kind", ["denied", "no bucket", "expired", "unknown key"])
+def test_permanent_error_is_not_retried(laptop: Laptop, kind: str) -> None:
+    laptop.set(AWS_ENDPOINT_URL=laptop.front.url)
+    laptop.front.answer = lambda _: ANSWERS[kind][0]
+    with pytest.raises(TrainingError, match="--storage-path"):
+        RunStorage.open(laptop.address, "first").check_writable()
+    assert len(laptop.front.seen) <= 3, laptop.front.seen
 
 
 def silent(laptop: Laptop, undo: ExitStack) -> None:
@@ -397,70 +392,41 @@ def no_certificates(laptop: Laptop, _: ExitStack) -> None:
     laptop.set(AWS_ENDPOINT_URL=laptop.front.url.replace("http:", "https:"), AWS_CA_BUNDLE="/nowhere/ca.pem")
 
 
-def no_url(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_ENDPOINT_URL="s3.company.com")
-
-
-def no_profile(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_PROFILE="nobody")
-
-
-def no_credentials(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
-
-
-def half_credentials(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_SECRET_ACCESS_KEY=None)
-
-
-def failing_process(laptop: Laptop, _: ExitStack) -> None:
-    no_credentials(laptop, _)
-    laptop.configure("[default]\ncredential_process = false\n")
-
-
-def missing_process(laptop: Laptop, _: ExitStack) -> None:
-    no_credentials(laptop, _)
-    laptop.configure("[default]\ncredential_process = /nowhere/login\n")
-
-
-def process_without_json(laptop: Laptop, _: ExitStack) -> None:
-    no_credentials(laptop, _)
-    laptop.configure("[default]\ncredential_process = echo hello\n")
-
-
-def sso_without_login(laptop: Laptop, _: ExitStack) -> None:
-    no_credentials(laptop, _)
-    account = "sso_account_id = 123456789012\nsso_role_name = train\nsso_session = mine\n"
-    laptop.configure(f"[default]\n{account}[sso-session mine]\nsso_start_url = https://x\nsso_region = us-east-1\n")
-
-
 def broken_configuration(laptop: Laptop, _: ExitStack) -> None:
     laptop.configure("[default\nregion")
 
 
-def invalid_region(laptop: Laptop, _: ExitStack) -> None:
-    laptop.set(AWS_REGION="eu west 3", AWS_DEFAULT_REGION="eu west 3", AWS_ENDPOINT_URL=None)
-
-
 LOGIN = "credentials are missing or expired .*aws sso login or set AWS_PROFILE"
-FAULTS: dict[str, tuple[Callable[[Laptop, ExitStack], None], int, str]] = {
-    "connection refused": (refused, 3, f"s3://{BUCKET}.*can't be reached .*127.0.0.1:9.*HTTPS_PROXY"),
-    "unknown host": (unknown_host, 3, "can't be reached .*s3.company.invalid"),
+NO_KEYS: dict[str, str | None] = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+SSO = "sso_account_id = 123456789012\nsso_role_name = train\nsso_session = mine\n"
+SSO += "[sso-session mine]\nsso_start_url = https://x\nsso_region = us-east-1\n"
+# Each with what causes it: variables, the rest of the default profile of a laptop without keys, or a function.
+FAULTS: dict[str, tuple[dict[str, str | None] | str | Callable[[Laptop, ExitStack], None], int, str]] = {
+    "connection refused": (
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+        3,
+        f"s3://{BUCKET}.*can't be reached .*127.0.0.1:9.*HTTPS_PROXY",
+    ),
+    "unknown host": ({"AWS_ENDPOINT_URL": "http://s3.company.invalid"}, 3, "can't be reached .*s3.company.invalid"),
     "silent server": (silent, 3, "can't be reached .*timeout"),
     "no proxy there": (proxy_is_gone, 3, "the proxy can't be reached .*NO_PROXY"),
     "untrusted certificate": (untrusted, 3, "certificate is not trusted .*AWS_CA_BUNDLE"),
     "HTTP in place of HTTPS": (no_tls, 3, "certificate is not trusted .*AWS_CA_BUNDLE"),
     "no certificates": (no_certificates, 3, "No such file.*AWS_CA_BUNDLE"),
-    "endpoint without a scheme": (no_url, 2, "s3.company.com"),
-    "no profile": (no_profile, 2, f"nobody.*|{LOGIN}"),
-    "no credentials": (no_credentials, 2, LOGIN),
-    "half of the credentials": (half_credentials, 2, LOGIN),
-    "failing process": (failing_process, 2, LOGIN),
-    "missing process": (missing_process, 2, f"{LOGIN}|/nowhere/login"),
-    "process without JSON": (process_without_json, 2, "configuration is broken .*~/.aws/config"),
-    "SSO without a login": (sso_without_login, 2, LOGIN),
+    "endpoint without a scheme": ({"AWS_ENDPOINT_URL": "s3.company.com"}, 2, "s3.company.com"),
+    "no profile": ({"AWS_PROFILE": "nobody"}, 2, f"nobody.*|{LOGIN}"),
+    "no credentials": (NO_KEYS, 2, LOGIN),
+    "half of the credentials": ({"AWS_SECRET_ACCESS_KEY": None}, 2, LOGIN),
+    "failing process": ("credential_process = false\n", 2, LOGIN),
+    "missing process": ("credential_process = /nowhere/login\n", 2, f"{LOGIN}|/nowhere/login"),
+    "process without JSON": ("credential_process = echo hello\n", 2, "configuration is broken .*~/.aws/config"),
+    "SSO without a login": (SSO, 2, LOGIN),
     "broken configuration": (broken_configuration, 2, "configuration is broken"),
-    "invalid region": (invalid_region, 2, "eu west 3"),
+    "invalid region": (
+        {"AWS_REGION": "eu west 3", "AWS_DEFAULT_REGION": "eu west 3", "AWS_ENDPOINT_URL": None},
+        2,
+        "eu west 3",
+    ),
 }
 
 
@@ -468,11 +434,17 @@ FAULTS: dict[str, tuple[Callable[[Laptop, ExitStack], None], int, str]] = {
 def test_fault_of_network_or_login_is_one_line(
     laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    prepare, status, text = FAULTS[kind]
+    cause, status, text = FAULTS[kind]
     monkeypatch.setattr(aws, "ATTEMPTS", 1)
     if prepare is silent:
         monkeypatch.setattr(aws, "READ_SECONDS", 0.5)
     with ExitStack() as undo:
-        prepare(laptop, undo)
+        if isinstance(cause, dict):
+            laptop.set(**cause)
+        elif isinstance(cause, str):
+            laptop.set(**NO_KEYS)
+            laptop.configure(f"[default]\n{cause}")
+        else:
+            cause(laptop, undo)
         is_one_line(capsys, status, text)
     assert "secret" not in json.dumps(capsys.readouterr().err)

@@ -1,9 +1,8 @@
 import os
 import pickle
 import re
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET
 from tests.flaky_s3 import flaky_proxy
-from tests.serving import serving
 
 
 def keys(client: Any, prefix: str) -> set[str]:
@@ -49,13 +47,6 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
 def test_a_path_of_another_kind_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="neither a folder nor a bucket"):
         RunStorage.open(path, "run")
-
-
-@pytest.mark.usefixtures("s3")
-def test_a_missing_bucket_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match=r"s3://no-such-bucket/runs.*does not exist") as caught:
-        RunStorage.open("s3://no-such-bucket/runs", "run").check_writable()
-    assert "\n" not in str(caught.value)
 
 
 def test_keys_have_prefix_and_run_name(s3: Any) -> None:
@@ -143,60 +134,6 @@ def test_another_process_retries_as_often(aws_server: str, monkeypatch: pytest.M
         with pytest.raises(OSError, match=r"503|can't be reached"):
             storage.write_json("a.json", 1)
         assert line.failed == 5
-
-
-@pytest.mark.usefixtures("s3")
-def test_retries_of_lost_calls_are_limited(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ATTEMPTS", 2)
-    with flaky_proxy(aws_server, 1.0) as line:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
-        with pytest.raises(UsageError, match="--storage-path"):
-            RunStorage.open(f"s3://{BUCKET}/never", "run").check_writable()
-
-
-class Refusal(BaseHTTPRequestHandler):
-    """Refuses every call for a reason that no retry changes."""
-
-    def refuse(self) -> None:
-        server = cast("Refusing", self.server)
-        server.calls += 1
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = f"<?xml version='1.0'?><Error><Code>{server.code}</Code><Message>no</Message></Error>".encode()
-        self.send_response(server.status)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = refuse
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class Refusing(ThreadingHTTPServer):
-    """An S3 that gives one answer."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(("127.0.0.1", 0), Refusal)
-        self.status = status
-        self.code = code
-        self.calls = 0
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [(404, "NoSuchBucket"), (403, "AccessDenied"), (403, "InvalidAccessKeyId"), (400, "ExpiredToken")],
-)
-@pytest.mark.usefixtures("s3")
-def test_permanent_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch, status: int, code: str) -> None:
-    with serving(Refusing(status, code)) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        with pytest.raises(UsageError, match="--storage-path") as caught:
-            RunStorage.open("s3://bucket/runs", "run").check_writable()
-        assert server.calls <= 3, f"it was tried again: {server.calls} calls"
-    assert "\n" not in str(caught.value)
 
 
 def test_file_is_replaced_atomically(tmp_path: Path) -> None:
