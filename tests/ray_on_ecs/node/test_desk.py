@@ -16,7 +16,7 @@ from botocore.retries.standard import ExponentialBackoff
 
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs import machine, record, remote
-from ray_on_ecs.jobs.documents import REQUESTS, RUN, STACKS, STOP, Documents
+from ray_on_ecs.jobs.documents import REQUESTS, RUN, STACKS, STOP, Documents, Request
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, STACKS_REQUEST, Job
 from ray_on_ecs.jobs.remote import RemoteJobs
@@ -481,6 +481,25 @@ def test_command_that_holds_the_lock_does_not_hold_up_the_desk(place: Place, mon
         head.work()
         assert not place.starts()
     work(head, place.starts)
+
+
+def test_request_that_is_still_there_after_its_run_starts_no_second(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = current(place)
+    request = place.request()
+    with monkeypatch.context() as lost:
+        lost.setattr(Disk, "delete", lambda *_: None)
+        work(head, place.starts)
+        place.end()
+        work(head, lambda: place.listed()["mine"]["status"] == "SUCCEEDED")
+    [left] = place.documents.requests()
+    assert isinstance(left, Request)
+    assert left.id == request
+    place.documents.ring()
+    work(head, lambda: not place.documents.requests())
+    assert len(place.starts()) == 1
+    assert list(place.listed()) == ["mine"]
 
 
 def test_faulty_request_holds_up_no_other(place: Place) -> None:
