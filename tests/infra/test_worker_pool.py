@@ -313,6 +313,7 @@ def test_other_languages_have_the_keys_of_the_configuration(cloud: Cloud) -> Non
     schema = json.loads(host.schema or "")
     properties = schema["types"]["ray-on-ecs:index:WorkerPool"]["properties"]
     assert properties.keys() == ALL.keys()
+    assert all(item["description"] for item in properties.values())
     inputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["inputProperties"]["workerPools"]
     assert inputs["additionalProperties"]["$ref"] == "#/types/ray-on-ecs:index:WorkerPool"
 
