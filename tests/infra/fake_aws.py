@@ -461,8 +461,6 @@ class _Recorder(mocks.MockMonitor):
 
     def RegisterResource(self, request: Any) -> Any:
         self._transform(request)
-        for item in _route_tables(request):
-            self.resources[item["urn"]] = mocks.MockMonitor.ResourceRegistration(item["urn"], item["id"], {})
         response = super().RegisterResource(request)
         if request.type == "pulumi:pulumi:Stack":
             return response
@@ -561,19 +559,6 @@ def instance_types() -> dict[str, Any]:
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
-def _route_table(zone: str) -> dict[str, str]:
-    """A reference to the route table of a zone, as awsx returns it."""
-    urn = f"urn:pulumi:{STACK}::{PROJECT}::aws:ec2/routeTable:RouteTable::{zone}"
-    return {rpc._special_sig_key: rpc._special_resource_sig, "urn": urn, "id": f"rtb-{zone}"}
-
-
-def _route_tables(request: Any) -> list[dict[str, str]]:
-    """The route tables that a request leads to."""
-    if request.type != "awsx:ec2:Vpc":
-        return []
-    return [_route_table(zone) for zone in rpc.deserialize_properties(request.object)["availabilityZoneNames"]]
-
-
 def _children_of_awsx(request: Any) -> list[str]:
     """Names of the children that awsx does not derive from the component's name."""
     properties = rpc.deserialize_properties(request.object)
@@ -588,8 +573,6 @@ _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "awsx:ec2:Vpc": lambda inputs: {
         "vpcId": "vpc-1",
         "privateSubnetIds": [f"subnet-private-{zone}" for zone in inputs["availabilityZoneNames"]],
-        "publicSubnetIds": [f"subnet-public-{zone}" for zone in inputs["availabilityZoneNames"]],
-        "routeTables": [_route_table(zone) for zone in inputs["availabilityZoneNames"]],
     },
     "awsx:ecr:Image": lambda inputs: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -648,17 +647,6 @@ def test_nat_instance_outlives_idle_workers() -> None:
     assert str(refused.value) == (
         "idle_timeout_minutes: 51 exceeds sleep_after_minutes (20) + 30: with nat_instance the way to ECS could end "
         "before the workers; use at most 50, a longer sleep_after_minutes, or nat_instance false"
-    )
-
-
-def test_refusal_of_sleep_names_keys(cloud: Cloud) -> None:
-    pools = json.dumps({"h100": {"instanceTypes": ["p5.48xlarge"], "max": 2, "min": 1}})
-    with pytest.raises(SettingError) as refused:
-        load(cloud, sleepAfterMinutes="60", minWorkers="1", workerPools=pools, idleTimeoutMinutes="0")
-    assert str(refused.value) == (
-        "sleepAfterMinutes: 60 cannot be combined with minWorkers (1) and workerPools.h100.min (1) and "
-        "idleTimeoutMinutes (0); let all workers scale in, or set sleepAfterMinutes to 0: a head with workers does not "
-        "sleep"
     )
 
 
