@@ -644,16 +644,6 @@ def test_commands_look_up_a_head_that_sleeps(sleeping: Cloud) -> None:
     assert environment(sleeping, HEAD_TASK)["SLEEP_AFTER_MINUTES"] == "60"
 
 
-def test_existing_network_holds_all_resources() -> None:
-    cloud = deployed("existing network and image")
-    assert not cloud.of_type("awsx:ec2:Vpc")
-    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b"
-    for group in GROUPS:
-        assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-0c2d"]
-    for service in SERVICES:
-        assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == ["subnet-0c2d"]
-
-
 def test_unknown_cost_is_exported_as_unknown() -> None:
     exports = deployed("existing network and image").exports
     assert exports["estimated_hourly_usd"] == "unknown"

@@ -456,7 +456,6 @@ class _Recorder(mocks.MockMonitor):
     def __init__(self, cloud: Cloud) -> None:
         super().__init__(cloud)
         self._cloud = cloud
-        self._children: set[str] = set()
         self._transforms: dict[str, list[pulumi.ResourceTransform]] = {}
 
     def RegisterResource(self, request: Any) -> Any:
@@ -466,9 +465,6 @@ class _Recorder(mocks.MockMonitor):
             return response
         name = self._short(request.name)
         assert name not in self._cloud.resources, f"duplicate resource name {name}"
-        for child in _children_of_awsx(request):
-            assert child not in self._children, f"duplicate awsx child {child}"
-            self._children.add(child)
         self._cloud.resources[name] = Registered(
             type=request.type,
             name=request.name,
@@ -557,16 +553,6 @@ def instance_types() -> dict[str, Any]:
     """EC2's whole catalogue of instance types."""
     path = Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz"
     return json.loads(gzip.decompress(path.read_bytes()))
-
-
-def _children_of_awsx(request: Any) -> list[str]:
-    """Names of the children that awsx does not derive from the component's name."""
-    properties = rpc.deserialize_properties(request.object)
-    if request.type == "awsx:ec2:Vpc":
-        return [item["serviceName"] for item in properties.get("vpcEndpointSpecs", [])]
-    if request.type == "awsx:ecr:Image":
-        return [f"{properties.get('imageName') or properties['dockerfile']}-container"]
-    return []
 
 
 _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

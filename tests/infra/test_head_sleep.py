@@ -89,7 +89,3 @@ def test_wake_starts_task_and_instance(cloud: Cloud) -> None:
 def test_head_is_at_most_one(cloud: Cloud) -> None:
     target = deployed(cloud).resources["sleep-target"].inputs
     assert (target["minCapacity"], target["maxCapacity"]) == (0, 1)
-
-
-def test_group_has_its_own_policy_after_that_of_ecs(cloud: Cloud) -> None:
-    assert "sleep-target" in deployed(cloud).needs("sleep-instance-policy")

@@ -167,15 +167,6 @@ def test_unknown_instance_type_is_refused_with_cause(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "rule"),
-    [("p3dn.24xlarge", "V100"), ("g5g.xlarge", "arm64"), ("m5.xlarge", "whole GPU"), ("g6f.large", "whole GPU")],
-)
-def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str, rule: str) -> None:
-    with pytest.raises(SettingError, match=rule):
-        plan(cloud, worker_instance_types=(worker,))
-
-
-@pytest.mark.parametrize(
     ("answer", "line"),
     [
         (
@@ -247,16 +238,6 @@ def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) 
     with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 2\.1642 USD per hour of"):
         plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
-
-
-def test_spot_has_quotas_of_its_own(cloud: Cloud) -> None:
-    cloud.quotas = {"L-DB2E81BA": 0.0}
-    assert plan(cloud, spot=True)
-    cloud.quotas = {"L-3819A6DF": 7.0}
-    with pytest.raises(
-        SettingError, match=r"8 vCPUs for 2 x g5\.xlarge \(2 on spot\), .*Service Quotas \(L-3819A6DF\)"
-    ):
-        plan(cloud, spot=True)
 
 
 CPU_WORKERS: dict[str, Any] = {"cpu_worker_instance_types": ("c6i.2xlarge",)}

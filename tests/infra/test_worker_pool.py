@@ -15,7 +15,7 @@ from infra.config import RayClusterArgs
 from infra.config.args import defaults
 from infra.config.worker_pool import OF_CLUSTER, WorkerPoolArgs, pool_defaults
 from infra.errors import Refusal, SettingError
-from infra.types import Scale, kind_of
+from infra.types import kind_of
 from tests.infra.fake_aws import Cloud
 
 P5 = "p5.48xlarge"
@@ -88,20 +88,6 @@ def test_pools_have_the_order_of_their_names(cloud: Cloud) -> None:
     given = {name: {"instanceTypes": [P5], "zones": [f"us-west-2{name}"]} for name in "cab"}
     cpu = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1"}
     assert list(load(cloud, given, **cpu).pools) == ["default", "cpu", "a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "scale"),
-    [
-        ({}, Scale(initial_count=0, min_count=0, max_count=0, default_job_count=0, idle_minutes=30)),
-        ({"max": 4}, Scale(initial_count=0, min_count=0, max_count=4, default_job_count=4, idle_minutes=30)),
-        ({"initial": 2}, Scale(initial_count=2, min_count=0, max_count=2, default_job_count=2, idle_minutes=30)),
-        ({"min": 1}, Scale(initial_count=1, min_count=1, max_count=1, default_job_count=1, idle_minutes=30)),
-        ({"min": 1, "max": 3}, Scale(initial_count=1, min_count=1, max_count=3, default_job_count=1, idle_minutes=30)),
-    ],
-)
-def test_numbers_of_a_pool_give_its_scale(keys: dict[str, int], scale: Scale) -> None:
-    assert RayClusterArgs(worker_pools=in_python(**keys)).scale("h100") == scale
 
 
 def test_spot_leaves_the_on_demand_part() -> None:
