@@ -344,12 +344,7 @@ EDGES = {
             "network-instances-egress": "an instance without egress can't join the cluster",
         }.items()
     },
-    **{
-        (
-            "workers-group",
-            "workers-placement-us-west-2c",
-        ): "EC2 refuses to delete a placement group with instances"
-    },
+    ("workers-group", "workers-placement-us-west-2c"): "EC2 refuses to delete a placement group with instances",
     ("ray-cluster", "ray-insights"): "Container Insights re-creates the log group after its deletion",
     ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to concurrent changes",
     (

@@ -505,6 +505,11 @@ class _Recorder(mocks.MockMonitor):
         return name.removeprefix(f"{CLUSTER}-")
 
 
+def later(value: Any) -> pulumi.Output[Any]:
+    """A value as another resource hands it on."""
+    return pulumi.Output.from_input(value)
+
+
 def group_tags(prefix: str = CLUSTER, *, stack: str = STACK, project: str = PROJECT) -> dict[str, str]:
     """Tags of the security group of a cluster that is up."""
     name = f"{stack}-{prefix}-network-tasks-group"

@@ -18,7 +18,7 @@ from infra.definitions.nat import UNNEEDED_MINUTES
 from infra.errors import Refusal, SettingError
 from infra.types import Scale
 from ray_on_ecs.contract import key_of
-from tests.infra.fake_aws import Cloud
+from tests.infra.fake_aws import Cloud, later
 
 ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
@@ -401,11 +401,6 @@ def test_names_within_a_value_stay_as_they_are(cloud: Cloud, warnings: list[str]
     assert load(cloud, imageUri=uri).as_written(f"image_uri: {uri} and worker_count.") == (
         f"imageUri: {uri} and workerCount."
     )
-
-
-def later(value: Any) -> pulumi.Output[Any]:
-    """An Output."""
-    return pulumi.Output.from_input(value)
 
 
 PYTHON: list[tuple[str, Any, str]] = [

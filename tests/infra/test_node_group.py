@@ -14,7 +14,7 @@ from infra.definitions import policies
 from infra.definitions.user_data import user_data
 from infra.node_group import NodeGroup, NodeGroupArgs
 from infra.types import Location, NetworkRef, ResourceRef, SecurityOptions
-from tests.infra.fake_aws import ACCOUNT, ECS_CLUSTER, REGION, Cloud, instance_type, node_spec
+from tests.infra.fake_aws import ACCOUNT, ECS_CLUSTER, REGION, Cloud, instance_type, later, node_spec
 
 LOCATION = Location(
     partition="aws",
@@ -37,12 +37,12 @@ def build(args: dict[str, Any] = DEFAULTS) -> NodeGroup:
     """Node group with valid defaults, in a network with a rule."""
     network = pulumi.ComponentResource("test:index:Network", "network")
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
-    subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
-    tasks, instances = (pulumi.Output.from_input(f"sg-{kind}") for kind in ("tasks", "instances"))
+    subnets = {f"us-west-2{letter}": later(f"subnet-{letter}") for letter in "ab"}
+    tasks, instances = (later(f"sg-{kind}") for kind in ("tasks", "instances"))
     ref = NetworkRef(
         zone="us-west-2b", subnets=subnets, tasks_group_id=tasks, instances_group_id=instances, network=network
     )
-    cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input(ECS_CLUSTER))
+    cluster = ResourceRef(name=later("ray-cluster"), arn=later(ECS_CLUSTER))
     return NodeGroup("head", NodeGroupArgs(cluster=cluster, network=ref, **args))
 
 

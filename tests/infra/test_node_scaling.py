@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import pulumi
 import pytest
 
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
@@ -14,7 +13,7 @@ from infra.types import ResourceRef, Scale, ServiceRef
 from ray_on_ecs.contract import KIND_DIMENSION
 from ray_on_ecs.node import numbers
 from ray_on_ecs.node.demand import Need
-from tests.infra.fake_aws import Cloud, node_spec
+from tests.infra.fake_aws import Cloud, later, node_spec
 from tests.metric_math import evaluate
 
 CLUSTER = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
@@ -32,16 +31,14 @@ def scaling(count: Scale, gpus: int = 1, kind: str = "workers", vcpus: int = 4) 
     cloud = Cloud()
 
     def program() -> None:
-        cluster = pulumi.Output.from_input("ray")
-        head, workers = (
-            ServiceRef(cluster=cluster, name=pulumi.Output.from_input(name)) for name in ("ray-head", "ray-workers")
-        )
+        cluster = later("ray")
+        head, workers = (ServiceRef(cluster=cluster, name=later(name)) for name in ("ray-head", "ray-workers"))
         args = NodeScalingArgs(
-            cluster=ResourceRef(name=cluster, arn=pulumi.Output.from_input(CLUSTER)),
+            cluster=ResourceRef(name=cluster, arn=later(CLUSTER)),
             service=workers,
             head=head,
             head_role="head-role",
-            group=ResourceRef(name=pulumi.Output.from_input("workers-group"), arn=pulumi.Output.from_input(GROUP)),
+            group=ResourceRef(name=later("workers-group"), arn=later(GROUP)),
             scale=count,
             kind=kind,
             node=node_spec(vcpus=vcpus, gpus=gpus),

@@ -18,7 +18,7 @@ from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
 from infra.types import Location, NetworkRef, ResourceRef, SecurityOptions
 from ray_on_ecs.contract import DEFAULT_POOL
-from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud, node_spec
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud, later, node_spec
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
@@ -35,14 +35,9 @@ TASKS = ["ray-head", "ray-worker"]
 NAMESPACE = "ray-on-ecs/ray-cluster"
 
 
-def known(value: str) -> pulumi.Output[str]:
-    """A value as a component hands it on."""
-    return pulumi.Output.from_input(value)
-
-
 def cluster() -> ResourceRef:
     """The ECS cluster."""
-    return ResourceRef(name=known("ray-cluster"), arn=known("arn:cluster"))
+    return ResourceRef(name=later("ray-cluster"), arn=later("arn:cluster"))
 
 
 def tasks() -> TaskFactory:
@@ -54,21 +49,21 @@ def tasks() -> TaskFactory:
         ),
         security=SecurityOptions(),
         image_uri=IMAGE,
-        logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
+        logs=ResourceRef(name=later("ray-logs"), arn=later(LOGS)),
         token_parameter_arn=TOKEN,
-        bucket=ResourceRef(name=known("training-bucket"), arn=known(BUCKET)),
+        bucket=ResourceRef(name=later("training-bucket"), arn=later(BUCKET)),
     )
 
 
 def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], **args: Any) -> Service:
     """Service with valid defaults, in a separate network."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
-    subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
+    subnets = {"us-west-2a": later("subnet-private"), "us-west-2b": later("subnet-other")}
     ref = NetworkRef(
         zone="us-west-2a",
         subnets=subnets,
-        tasks_group_id=known("sg-1"),
-        instances_group_id=known("sg-2"),
+        tasks_group_id=later("sg-1"),
+        instances_group_id=later("sg-2"),
         network=network,
     )
     return Service(
@@ -87,7 +82,7 @@ def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], *
 
 def worker_task() -> TaskDefinition:
     """Task definition of the default pool's workers."""
-    group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
+    group = ResourceRef(name=later("workers-group"), arn=later(GROUP))
     args = tasks().worker("workers", replace(WORKER, task=WORKER_SIZE), "head.x.internal", group)
     return TaskDefinition("ray-on-ecs-ray-worker-task", args)
 
@@ -106,7 +101,7 @@ def nodes(cloud: Cloud) -> Cloud:
 
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
+        facts = ResourceRef(name=later("cluster-info"), arn=later(FACTS))
         head = TaskDefinition("ray-on-ecs-ray-head-task", tasks().head(HEAD_SIZE, cluster_info_parameter=facts))
         worker = worker_task()
         needed = [association, *head.role_policies, *worker.role_policies]

@@ -16,7 +16,7 @@ from infra.config.args import defaults
 from infra.config.worker_pool import OF_CLUSTER, WorkerPoolArgs, pool_defaults
 from infra.errors import Refusal, SettingError
 from infra.types import kind_of
-from tests.infra.fake_aws import Cloud
+from tests.infra.fake_aws import Cloud, later
 
 P5 = "p5.48xlarge"
 
@@ -197,11 +197,6 @@ def test_keys_of_the_cluster_are_its_fields() -> None:
 def test_python_has_its_own_spelling_of_keys() -> None:
     with pytest.raises(pulumi.RunError, match=r"^worker_pools\.h100\.onDemand: .* did you mean on_demand\?$"):
         RayClusterArgs(worker_pools=in_python(onDemand=1))
-
-
-def later(value: Any) -> pulumi.Output[Any]:
-    """An Output."""
-    return pulumi.Output.from_input(value)
 
 
 @pytest.mark.parametrize(
