@@ -72,6 +72,7 @@ EXPORTS = {
 }
 SERVICES = ["ray-head-service", "ray-workers-service"]
 HEAD_TASK, WORKER_TASK, CPU_WORKER_TASK = (f"{kind}-task-definition" for kind in ("head", "worker", "cpu-worker"))
+TASK_OF = dict(zip(SERVICES, (HEAD_TASK, WORKER_TASK), strict=True))
 GROUPS = ["head-group", "workers-group"]
 ALL_GROUPS = [*GROUPS, "cpu-workers-group"]
 SCALERS = ["short", "idle"]
@@ -366,6 +367,13 @@ EDGES = {
 @pytest.mark.parametrize(("later", "earlier"), EDGES)
 def test_destruction_reverses_the_creation_order(everything: Cloud, later: str, earlier: str) -> None:
     assert earlier in everything.needs(later), EDGES[later, earlier]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_have_time_to_stop_their_tasks(stack: Cloud, service: str) -> None:
+    (definition,) = json.loads(stack.resources[TASK_OF[service]].inputs["containerDefinitions"])
+    timeout = stack.resources[service].delete_timeout
+    assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"]
 
 
 def test_dependencies_have_no_cycle(everything: Cloud) -> None:
