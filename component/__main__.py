@@ -1,5 +1,6 @@
 """RayCluster as a Pulumi package, for programs in other languages: `pulumi package add PATH_OF_THIS_FOLDER`."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,18 @@ from pulumi.provider.server import ComponentInitError
 
 sys.path.append(str(Path(__file__).parents[1]))  # where infra/ and component/ are
 
-from component.ray_cluster import RayCluster
+from component.ray_cluster import RayCluster, describe
 from infra.errors import Refusal
 
 
 class Host(ComponentProvider):
     """Host that reports a refusal as an invalid property, in one line; Pulumi's own adds a traceback."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        schema = json.loads(self.schema or "")
+        describe(schema)
+        self.schema = json.dumps(schema)
 
     def construct(self, *args: Any, **options: Any) -> Any:
         """Construct the component."""

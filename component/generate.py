@@ -1,24 +1,21 @@
-"""Generator of Pulumi.yaml's keys, docs/configuration.md and component/ray_cluster.py from RayClusterArgs.
+"""Generator of Pulumi.yaml's keys and docs/configuration.md from RayClusterArgs.
 
 `python -m component.generate --write` writes them.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import re
 import sys
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
+from component.ray_cluster import docstrings
 from infra.config.args import RayClusterArgs, defaults
-from infra.config.fields import Text
 from infra.config.worker_pool import Pools, WorkerPoolArgs, pool_defaults
 from infra.ray_cluster import RayCluster
 from ray_on_ecs.contract import key_of
@@ -32,18 +29,12 @@ FORMS = {tuple: " (comma-separated)", dict: " (key=value, comma-separated)"}
 def files() -> dict[Path, str]:
     """Generated text by file."""
     project, document = ROOT / "Pulumi.yaml", ROOT / "docs" / "configuration.md"
-    component = ROOT / "component" / "ray_cluster.py"
     blocks = {
         project: {"keys": config_block()},
         document: {
             "keys": table(RayClusterArgs, defaults()),
             "pool's keys": table(WorkerPoolArgs, pool_defaults()),
             "outputs": outputs_table(),
-        },
-        component: {
-            "pool's keys": declarations(WorkerPoolArgs),
-            "arguments": declarations(RayClusterArgs),
-            "outputs": declarations(RayCluster),
         },
     }
     texts = {}
@@ -82,53 +73,20 @@ def table(class_: type, values: Mapping[str, Any]) -> str:
 
 def outputs_table() -> str:
     """Table of the outputs that __main__.py exports."""
-    words = _docstrings((ROOT / "infra" / "ray_cluster.py").read_text())
+    words = _words(RayCluster)
     exported = re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text())
     return "| output | description |\n|---|---|\n" + "".join(f"| `{name}` | {words[name]} |\n" for name in exported)
 
 
 def descriptions(class_: type) -> dict[str, str]:
     """Field docstrings of arguments, which name other fields by their configuration keys."""
-    words = _docstrings(inspect.getsource(class_))
+    words = _words(class_)
     return {name: re.sub(r"[a-z]+(_[a-z]+)+", lambda field: key_of(field[0]), text) for name, text in words.items()}
 
 
-def declarations(class_: type) -> str:
-    """Annotated fields of a class with their docstrings, as Pulumi's analyzer reads them.
-
-    It knows neither rules in annotations nor sequences and mappings.
-    """
-    words, lines = _docstrings(inspect.getsource(class_)), ""
-    for name, annotation in class_.__annotations__.items():
-        lines += f'    {name}: {_declared(annotation)}\n    """{words[name]}."""\n'
-    return lines
-
-
-def _declared(annotation: Any) -> str:
-    if isinstance(annotation, str):  # an output's
-        return annotation
-    base = get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
-    match get_args(base):
-        case _ if base == Text:
-            return "pulumi.Input[str]"
-        case [element]:
-            return f"list[{_declared(element)}]"
-        case [_, element] if WorkerPoolArgs in get_args(element):
-            return "dict[str, WorkerPool]"
-        case [key, element]:
-            return f"dict[{_declared(key)}, {_declared(element)}]"
-    return base.__name__
-
-
-def _docstrings(source: str) -> dict[str, str]:
-    """Docstrings of annotated fields, without the full stop."""
-    by_field = {}
-    # ast.walk visits the statements of a class in source order, so a field is followed by its docstring.
-    for field, docstring in pairwise(ast.walk(ast.parse(source))):
-        match field, docstring:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                by_field[name] = words.removesuffix(".")
-    return by_field
+def _words(class_: type) -> dict[str, str]:
+    """Docstrings of fields without the full stop."""
+    return {name: text.removesuffix(".") for name, text in docstrings(class_).items()}
 
 
 def as_declared(default: Any) -> Any:

@@ -1,6 +1,7 @@
-"""RayCluster component: a Ray cluster on Amazon ECS, for Pulumi programs."""
+"""RayCluster component: a Ray cluster on Amazon ECS, for Pulumi programs.
 
-from __future__ import annotations
+`from __future__ import annotations` would turn the types of the outputs, which component/ inherits, into strings.
+"""
 
 import os
 import re

@@ -1,8 +1,8 @@
 """Arguments of RayCluster, each declared once with type, default, rule and description.
 
 They are also the keys of a stack's configuration, in camel case. `python -m component.generate --write` derives
-Pulumi.yaml, docs/configuration.md and the component package for other languages from this class. Checks that need an
-answer from AWS are in plan.py.
+Pulumi.yaml and docs/configuration.md from this class, and the component package for other languages has its fields.
+Checks that need an answer from AWS are in plan.py.
 
 `from __future__ import annotations` would turn the rules, which are in the annotations, into strings.
 """

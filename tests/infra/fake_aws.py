@@ -456,21 +456,15 @@ class _Recorder(mocks.MockMonitor):
     def __init__(self, cloud: Cloud) -> None:
         super().__init__(cloud)
         self._cloud = cloud
-        self._children: set[str] = set()
         self._transforms: dict[str, list[pulumi.ResourceTransform]] = {}
 
     def RegisterResource(self, request: Any) -> Any:
         self._transform(request)
-        for item in _route_tables(request):
-            self.resources[item["urn"]] = mocks.MockMonitor.ResourceRegistration(item["urn"], item["id"], {})
         response = super().RegisterResource(request)
         if request.type == "pulumi:pulumi:Stack":
             return response
         name = self._short(request.name)
         assert name not in self._cloud.resources, f"duplicate resource name {name}"
-        for child in _children_of_awsx(request):
-            assert child not in self._children, f"duplicate awsx child {child}"
-            self._children.add(child)
         self._cloud.resources[name] = Registered(
             type=request.type,
             name=request.name,
@@ -509,6 +503,11 @@ class _Recorder(mocks.MockMonitor):
     def _short(self, name: str) -> str:
         """Name of a resource without the prefix that all of the stack's share."""
         return name.removeprefix(f"{CLUSTER}-")
+
+
+def later(value: Any) -> pulumi.Output[Any]:
+    """A value as another resource hands it on."""
+    return pulumi.Output.from_input(value)
 
 
 def group_tags(prefix: str = CLUSTER, *, stack: str = STACK, project: str = PROJECT) -> dict[str, str]:
@@ -561,35 +560,10 @@ def instance_types() -> dict[str, Any]:
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
-def _route_table(zone: str) -> dict[str, str]:
-    """A reference to the route table of a zone, as awsx returns it."""
-    urn = f"urn:pulumi:{STACK}::{PROJECT}::aws:ec2/routeTable:RouteTable::{zone}"
-    return {rpc._special_sig_key: rpc._special_resource_sig, "urn": urn, "id": f"rtb-{zone}"}
-
-
-def _route_tables(request: Any) -> list[dict[str, str]]:
-    """The route tables that a request leads to."""
-    if request.type != "awsx:ec2:Vpc":
-        return []
-    return [_route_table(zone) for zone in rpc.deserialize_properties(request.object)["availabilityZoneNames"]]
-
-
-def _children_of_awsx(request: Any) -> list[str]:
-    """Names of the children that awsx does not derive from the component's name."""
-    properties = rpc.deserialize_properties(request.object)
-    if request.type == "awsx:ec2:Vpc":
-        return [item["serviceName"] for item in properties.get("vpcEndpointSpecs", [])]
-    if request.type == "awsx:ecr:Image":
-        return [f"{properties.get('imageName') or properties['dockerfile']}-container"]
-    return []
-
-
 _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "awsx:ec2:Vpc": lambda inputs: {
         "vpcId": "vpc-1",
         "privateSubnetIds": [f"subnet-private-{zone}" for zone in inputs["availabilityZoneNames"]],
-        "publicSubnetIds": [f"subnet-public-{zone}" for zone in inputs["availabilityZoneNames"]],
-        "routeTables": [_route_table(zone) for zone in inputs["availabilityZoneNames"]],
     },
     "awsx:ecr:Image": lambda inputs: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
 }

@@ -13,7 +13,7 @@ from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.types import NetworkRef, NodeSpec, Scale
 from ray_on_ecs import cluster_info
 from ray_on_ecs.cluster_info import NodeGroup, parse_cluster_info
-from tests.infra.fake_aws import Cloud, node_spec
+from tests.infra.fake_aws import Cloud, later, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
 OF_WORKERS = {"units": 1, "group": "workers-group", "provider": "workers-provider"}
@@ -29,7 +29,7 @@ FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, id
 
 def document(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD, **more: Any) -> str:
     """The text of the parameter."""
-    nowhere = pulumi.Output.from_input("")
+    nowhere = later("")
     network = NetworkRef(
         zone="us-west-2b",
         subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},

@@ -14,12 +14,6 @@ import pytest
 from infra.definitions import commands
 
 
-def test_train_command_submits_in_the_head_container() -> None:
-    assert commands.train(2).endswith(
-        "sudo docker exec -it $c ray-on-ecs run ray_train_ddp.py --num-workers 2 --use-gpu"
-    )
-
-
 def test_session_command_names_region_instance_and_document() -> None:
     assert shlex.split(commands.session("us-west-2", "i-1", "train-1a2b3c4")) == [
         *("aws", "ssm", "start-session", "--region", "us-west-2", "--target", "i-1"),

@@ -128,11 +128,6 @@ def test_ray_stops_draining_before_ecs_kills_it() -> None:
     assert (head()["stopTimeout"], worker()["stopTimeout"]) == (90, 120)
 
 
-def test_only_a_worker_asks_for_gpus() -> None:
-    assert worker(gpus=4)["resourceRequirements"] == [{"type": "GPU", "value": "4"}]
-    assert "resourceRequirements" not in head()
-
-
 def test_containers_have_init_shared_memory_and_ulimits() -> None:
     for container in (head(), worker()):
         parameters = container["linuxParameters"]
@@ -227,22 +222,11 @@ def test_other_pools_are_the_labels_of_their_nodes(gpus: int, name: str) -> None
     assert (definition["name"], definition["command"][2]) == (name, f"--num-gpus={gpus}")
 
 
-def test_head_environment_announces_cpu_workers() -> None:
-    assert environment(head(cpu_workers=True)) == {**environment(head()), "CPU_WORKERS": "true"}
-    assert "CPU_WORKERS" not in environment(head())
-
-
 def test_head_has_the_limits_of_runs() -> None:
     limits = {"RAY_ON_ECS_MAX_HOURS": "24.0", "RAY_ON_ECS_MAX_USD": "99.5"}
     assert environment(head(run_max_hours=24.0, run_max_usd=99.5)) == {**environment(head()), **limits}
     assert limits.keys().isdisjoint(environment(head(run_max_hours=0.0)))
     assert RunConfig(**defaults_in(limits)).max_usd == 99.5
-
-
-def test_head_that_sleeps_knows_its_idle_time() -> None:
-    assert environment(head(sleep_after_minutes=60)) == {**environment(head()), "SLEEP_AFTER_MINUTES": "60"}
-    assert {"AWS_REGION", "CLOUDWATCH_NAMESPACE"} <= environment(head()).keys()
-    assert "SLEEP_AFTER_MINUTES" not in environment(head())
 
 
 def test_private_registry_credentials_come_from_a_secret() -> None:

@@ -11,12 +11,6 @@ def discovery(cloud: Cloud) -> Discovery:
     return cloud.run(lambda: Discovery("discovery", DiscoveryArgs(namespace="ray-c0ffee", vpc_id="vpc-1")))
 
 
-def test_head_dns_name_is_in_the_stack_namespace(cloud: Cloud) -> None:
-    component = discovery(cloud)
-    assert cloud.value(component.head_host) == "head.ray-c0ffee.internal"
-    assert cloud.value(component.registry_arn).endswith(":discovery-head")
-
-
 def test_the_name_exists_in_the_stacks_network_alone(cloud: Cloud) -> None:
     discovery(cloud)
     assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-1"

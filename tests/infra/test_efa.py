@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pulumi
 import pytest
 
 from infra.config import RayClusterArgs
@@ -210,11 +209,6 @@ def test_other_types_are_refused(cloud: Cloud, value: Any) -> None:
     cloud.config = {"workerPools": json.dumps({"a": {"instanceTypes": [P5], "efa": value}})}
     with pytest.raises(SettingError, match=r"^workerPools\.a\.efa: .* (is not a string|must be auto, true or false); "):
         cloud.run(RayClusterArgs.from_config)
-
-
-def test_an_output_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"^worker_efa: must be known while Pulumi plans"):
-        RayClusterArgs(worker_efa=pulumi.Output.from_input("true"))  # type: ignore
 
 
 def template(cloud: Cloud, kind: str) -> list[dict[str, Any]]:

@@ -94,10 +94,6 @@ def _built_as_awsx_does() -> None:
     docker_build.Image("image-container", push=True, tags=["registry:5000/training:image"], opts=opts)
 
 
-def test_the_image_is_known_by_its_digest(cloud: Cloud) -> None:
-    assert cloud.value(image(cloud).image_uri) == f"{REGISTRY}/training@{DIGEST}"
-
-
 def test_the_repository_goes_with_its_images(cloud: Cloud) -> None:
     image(cloud)
     repository = cloud.resources["image-repository"].inputs

@@ -11,7 +11,7 @@ from infra.config import RayClusterArgs
 from infra.config.location import INTERFACE_ENDPOINTS, ask_caller, check_zone, locate, network_of_program
 from infra.errors import SettingError
 from infra.types import ExistingNetwork, Location
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, later
 
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 CPU: dict[str, Any] = {"cpu_worker_instance_types": ["c6i.2xlarge"]}
@@ -437,11 +437,6 @@ def test_denied_offerings_leave_the_zones_of_pools(cloud: Cloud, warnings: list[
     assert location_of(cloud, **fields).worker_zones == ("us-west-2b",)
     [line] = warnings
     assert line.endswith("continuing in us-west-2b, us-west-2c")
-
-
-def later(value: Any) -> pulumi.Output[Any]:
-    """An Output."""
-    return pulumi.Output.from_input(value)
 
 
 def test_only_outputs_are_a_network_of_the_program() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pulumi
 import pytest
 
 from infra.definitions import dashboard
 from infra.monitoring import Monitoring, MonitoringArgs
 from infra.types import ServiceRef
-from tests.infra.fake_aws import REGION, Cloud
+from tests.infra.fake_aws import REGION, Cloud, later
 from tests.infra.test_node_scaling import value
 
 SERVICES = {"head": "ray-head", "workers": "ray-workers"}
@@ -21,7 +20,7 @@ def monitoring(cloud: Cloud, email: str = "", partition: str = "aws", **more: st
     """Monitoring with valid defaults."""
 
     def program() -> None:
-        cluster, head, workers = (pulumi.Output.from_input(item) for item in ("ray", *SERVICES.values()))
+        cluster, head, workers = (later(item) for item in ("ray", *SERVICES.values()))
         args = MonitoringArgs(
             region=REGION,
             partition=partition,

@@ -6,7 +6,6 @@ import base64
 import json
 from typing import Any
 
-import pulumi
 import pytest
 
 from infra.definitions import nat, policies
@@ -14,7 +13,7 @@ from infra.definitions.nat import PrivateInterface, user_data
 from infra.nat_sleep import NatSleep, NatSleepArgs
 from infra.network import Network, NetworkArgs
 from infra.types import Location, ResourceRef, SecurityOptions
-from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, later
 from tests.infra.stacks import deployed
 from tests.infra.test_network import ZONES
 from tests.metric_math import evaluate
@@ -30,7 +29,7 @@ def network(cloud: Cloud, *, sleeps: bool = False, **security: Any) -> Network:
         vpc_cidr="10.0.0.0/16",
         location=location,
         zone="us-west-2b",
-        nat_zone=pulumi.Output.from_input("us-west-2c"),
+        nat_zone=later("us-west-2c"),
         nat_instance=True,
         sleeps=sleeps,
         security=SecurityOptions(**security),
@@ -178,11 +177,8 @@ def asleep(cloud: Cloud) -> Cloud:
     """The alarms of a NAT instance, by their logical names."""
 
     def program() -> None:
-        head, own = (
-            ResourceRef(name=pulumi.Output.from_input(name), arn=pulumi.Output.from_input(f"arn:{name}"))
-            for name in ("head-group", "nat-group")
-        )
-        NatSleep("sleep", NatSleepArgs(cluster=pulumi.Output.from_input("ray"), head_group=head, nat_group=own))
+        head, own = (ResourceRef(name=later(name), arn=later(f"arn:{name}")) for name in ("head-group", "nat-group"))
+        NatSleep("sleep", NatSleepArgs(cluster=later("ray"), head_group=head, nat_group=own))
 
     cloud.run(program)
     return cloud

@@ -21,15 +21,6 @@ def execution(image_uri: str) -> list[policies.Statement]:
     return policies.execution(partition="aws", image_uri=image_uri, log_group_arn=LOGS, token_arn=TOKEN)["Statement"]
 
 
-def test_only_the_named_service_takes_on_a_role() -> None:
-    assert policies.assumed_by("ecs-tasks.amazonaws.com") == {
-        "Version": "2012-10-17",
-        "Statement": [
-            {"Effect": "Allow", "Principal": {"Service": "ecs-tasks.amazonaws.com"}, "Action": "sts:AssumeRole"}
-        ],
-    }
-
-
 @pytest.mark.parametrize(
     "uri",
     [

@@ -40,12 +40,6 @@ def test_one_vcpu_too_many_is_refused(cloud: Cloud) -> None:
         check(cloud, HEAD, workers())
 
 
-def test_account_without_gpu_quota_is_refused(cloud: Cloud) -> None:
-    cloud.quotas = {G: 0.0}
-    with pytest.raises(SettingError, match=r"^workerInstanceTypes: "):
-        check(cloud, HEAD, workers())
-
-
 def test_head_of_worker_family_shares_the_quota(cloud: Cloud) -> None:
     cloud.quotas = {G: 8.0}
     head = node_spec("g5.xlarge", 1, key="headInstanceType")

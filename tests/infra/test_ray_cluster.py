@@ -21,7 +21,7 @@ from component.ray_cluster import RayCluster as HostedCluster
 from infra.config import RayClusterArgs
 from infra.config.args import defaults
 from infra.ray_cluster import RayCluster
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, later
 from tests.infra.stacks import KEY
 
 ROOT = Path(__file__).parents[2]
@@ -52,11 +52,6 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     images = [build.inputs["imageName"] for build in cloud.of_type("awsx:ecr:Image")]
     assert images == ["vision-image", "language-image"]
     assert len(cloud.of_type("aws:ec2/vpc:Vpc")) == 2
-
-
-def later(value: Any) -> pulumi.Output[Any]:
-    """An Output."""
-    return pulumi.Output.from_input(value)
 
 
 def given_network(zones: list[str], **fields: Any) -> RayClusterArgs:

@@ -17,8 +17,8 @@ from infra.service import Service, ServiceArgs
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
 from infra.types import Location, NetworkRef, ResourceRef, SecurityOptions
-from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL
-from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud, node_spec
+from ray_on_ecs.contract import DEFAULT_POOL
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud, later, node_spec
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
@@ -35,14 +35,9 @@ TASKS = ["ray-head", "ray-worker"]
 NAMESPACE = "ray-on-ecs/ray-cluster"
 
 
-def known(value: str) -> pulumi.Output[str]:
-    """A value as a component hands it on."""
-    return pulumi.Output.from_input(value)
-
-
 def cluster() -> ResourceRef:
     """The ECS cluster."""
-    return ResourceRef(name=known("ray-cluster"), arn=known("arn:cluster"))
+    return ResourceRef(name=later("ray-cluster"), arn=later("arn:cluster"))
 
 
 def tasks() -> TaskFactory:
@@ -54,21 +49,21 @@ def tasks() -> TaskFactory:
         ),
         security=SecurityOptions(),
         image_uri=IMAGE,
-        logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
+        logs=ResourceRef(name=later("ray-logs"), arn=later(LOGS)),
         token_parameter_arn=TOKEN,
-        bucket=ResourceRef(name=known("training-bucket"), arn=known(BUCKET)),
+        bucket=ResourceRef(name=later("training-bucket"), arn=later(BUCKET)),
     )
 
 
 def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], **args: Any) -> Service:
     """Service with valid defaults, in a separate network."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
-    subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
+    subnets = {"us-west-2a": later("subnet-private"), "us-west-2b": later("subnet-other")}
     ref = NetworkRef(
         zone="us-west-2a",
         subnets=subnets,
-        tasks_group_id=known("sg-1"),
-        instances_group_id=known("sg-2"),
+        tasks_group_id=later("sg-1"),
+        instances_group_id=later("sg-2"),
         network=network,
     )
     return Service(
@@ -87,7 +82,7 @@ def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], *
 
 def worker_task() -> TaskDefinition:
     """Task definition of the default pool's workers."""
-    group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
+    group = ResourceRef(name=later("workers-group"), arn=later(GROUP))
     args = tasks().worker("workers", replace(WORKER, task=WORKER_SIZE), "head.x.internal", group)
     return TaskDefinition("ray-on-ecs-ray-worker-task", args)
 
@@ -106,7 +101,7 @@ def nodes(cloud: Cloud) -> Cloud:
 
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
+        facts = ResourceRef(name=later("cluster-info"), arn=later(FACTS))
         head = TaskDefinition("ray-on-ecs-ray-head-task", tasks().head(HEAD_SIZE, cluster_info_parameter=facts))
         worker = worker_task()
         needed = [association, *head.role_policies, *worker.role_policies]
@@ -186,11 +181,6 @@ def test_a_service_runs_privately_on_its_own_instances(nodes: Cloud, kind: str) 
     }
 
 
-def test_one_head_and_the_requested_workers(nodes: Cloud) -> None:
-    counts = {kind: nodes.resources[f"{kind}-service"].inputs["desiredCount"] for kind in KINDS}
-    assert counts == {"ray-head": 1, "ray-workers": 2}
-
-
 def test_only_the_head_has_a_name(nodes: Cloud) -> None:
     assert nodes.resources["ray-head-service"].inputs["serviceRegistries"] == {"registryArn": "arn:registry"}
     assert "serviceRegistries" not in nodes.resources["ray-workers-service"].inputs
@@ -224,92 +214,6 @@ def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> No
     assert trusted == of_tasks
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
-    direct = nodes.resources[f"{kind}-service"].dependencies
-    rights = {f"{item}-{policy}" for item in TASKS for policy in ("task-execution-policy", "task-role-policy")}
-    assert {"association", f"{kind}-network", *rights} <= direct
-
-
-def test_autoscaled_service_ignores_desired_count(cloud: Cloud) -> None:
-    def program() -> None:
-        worker = worker_task()
-        service("ray-workers", worker, [], count=0, autoscaled=True)
-
-    cloud.run(program)
-    resource = cloud.resources["ray-workers-service"]
-    assert resource.inputs["desiredCount"] == 0
-    breaker = resource.inputs["deploymentCircuitBreaker"]
-    assert breaker == {"enable": True, "rollback": False}
-    assert resource.ignore_changes == ("desiredCount",)
-
-
 def test_a_fixed_number_is_held(nodes: Cloud) -> None:
     assert nodes.resources["ray-workers-service"].ignore_changes == ()
     assert nodes.resources["ray-head-service"].ignore_changes == ()
-
-
-@pytest.mark.parametrize(
-    ("word", "forced", "triggers"),
-    [({}, None, None), ({"redeploy": "again"}, True, {"redeploy": "again"})],
-    ids=["none", "a word"],
-)
-def test_redeploy_workers_forces_a_new_deployment(
-    cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
-) -> None:
-    def program() -> None:
-        worker = worker_task()
-        service("ray-workers", worker, [], count=0, redeploy=word)
-
-    cloud.run(program)
-    resource = cloud.resources["ray-workers-service"].inputs
-    assert (resource.get("forceNewDeployment"), resource.get("triggers")) == (forced, triggers)
-
-
-KINDS_OF_POOLS = {
-    "head": node_spec("m5.xlarge", 1),
-    "workers": WORKER,
-    "workers-b": replace(WORKER, shares=True),
-    "cpu-workers": node_spec("c6i.xlarge", pool=CPU_POOL),
-    "h100-workers": node_spec("p5.48xlarge", gpus=8, pool="h100"),
-    "h100-workers-c": node_spec("p5.48xlarge", gpus=8, pool="h100", shares=True),
-    "prep-workers": node_spec("c6i.8xlarge", vcpus=32, pool="prep"),
-}
-
-
-def test_each_kind_has_its_task(cloud: Cloud) -> None:
-    groups = {kind: ResourceRef(name=known(kind), arn=known(f"arn:{kind}")) for kind in KINDS_OF_POOLS}
-    facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
-    definitions = cloud.run(
-        lambda: tasks().by_kind(KINDS_OF_POOLS, head_host="head", cluster_info_parameter=facts, groups=groups)
-    )
-    assert definitions.keys() == KINDS_OF_POOLS.keys()
-    labels = dict.fromkeys(("cpu-workers", "h100-workers", "h100-workers-c", "prep-workers"), "")
-    labels |= {"cpu-workers": "cpu-workers", "h100-workers": "h100", "h100-workers-c": "h100", "prep-workers": "prep"}
-    for kind, args in definitions.items():
-        assert cloud.value(args.family) == f"ray-cluster-{kind}"
-        [container] = json.loads(cloud.value(args.container))
-        environment = {variable["name"]: variable["value"] for variable in container["environment"]}
-        assert environment.get("RAY_NODE_TYPE_NAME") == labels.get(kind)
-        actions = [
-            statement
-            for statement in json.loads(cloud.value(args.task_policy))["Statement"]
-            if statement["Resource"] != "*"
-        ]
-        replaced = [statement["Resource"] for statement in actions if statement["Action"] == [policies.MARK_UNHEALTHY]]
-        assert replaced == ([f"arn:{kind}"] if KINDS_OF_POOLS[kind].task.gpus else [])
-
-
-@pytest.mark.parametrize("without", [("workers-b",), ("h100-workers", "h100-workers-c"), ("prep-workers",)])
-def test_pools_do_not_restart_the_head(cloud: Cloud, without: tuple[str, ...]) -> None:
-    """Another definition would restart it, and every job with it."""
-    facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
-
-    def head(nodes: dict[str, Any]) -> Any:
-        groups = {kind: ResourceRef(name=known(kind), arn=known(f"arn:{kind}")) for kind in nodes}
-        definition = tasks().by_kind(nodes, head_host="head", cluster_info_parameter=facts, groups=groups)["head"]
-        return definition.container, definition.task_policy
-
-    fewer = {kind: node for kind, node in KINDS_OF_POOLS.items() if kind not in without}
-    texts = [tuple(map(cloud.value, cloud.run(lambda nodes=nodes: head(nodes)))) for nodes in (KINDS_OF_POOLS, fewer)]
-    assert texts[0] == texts[1]

@@ -164,11 +164,6 @@ def test_the_instance_says_what_it_is(metadata: Metadata, tmp_path: Path, docume
     assert os.access(program, os.X_OK)
 
 
-def test_user_data_is_far_below_its_limit() -> None:
-    """EC2 refuses more than 16 KiB."""
-    assert len(user_data("a" * 100)) < 4096
-
-
 class Unit:
     """The unit's script; `start` starts it again, as systemd does."""
 

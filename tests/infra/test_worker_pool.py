@@ -15,8 +15,8 @@ from infra.config import RayClusterArgs
 from infra.config.args import defaults
 from infra.config.worker_pool import OF_CLUSTER, WorkerPoolArgs, pool_defaults
 from infra.errors import Refusal, SettingError
-from infra.types import Scale, kind_of
-from tests.infra.fake_aws import Cloud
+from infra.types import kind_of
+from tests.infra.fake_aws import Cloud, later
 
 P5 = "p5.48xlarge"
 
@@ -88,20 +88,6 @@ def test_pools_have_the_order_of_their_names(cloud: Cloud) -> None:
     given = {name: {"instanceTypes": [P5], "zones": [f"us-west-2{name}"]} for name in "cab"}
     cpu = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1"}
     assert list(load(cloud, given, **cpu).pools) == ["default", "cpu", "a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "scale"),
-    [
-        ({}, Scale(initial_count=0, min_count=0, max_count=0, default_job_count=0, idle_minutes=30)),
-        ({"max": 4}, Scale(initial_count=0, min_count=0, max_count=4, default_job_count=4, idle_minutes=30)),
-        ({"initial": 2}, Scale(initial_count=2, min_count=0, max_count=2, default_job_count=2, idle_minutes=30)),
-        ({"min": 1}, Scale(initial_count=1, min_count=1, max_count=1, default_job_count=1, idle_minutes=30)),
-        ({"min": 1, "max": 3}, Scale(initial_count=1, min_count=1, max_count=3, default_job_count=1, idle_minutes=30)),
-    ],
-)
-def test_numbers_of_a_pool_give_its_scale(keys: dict[str, int], scale: Scale) -> None:
-    assert RayClusterArgs(worker_pools=in_python(**keys)).scale("h100") == scale
 
 
 def test_spot_leaves_the_on_demand_part() -> None:
@@ -213,11 +199,6 @@ def test_python_has_its_own_spelling_of_keys() -> None:
         RayClusterArgs(worker_pools=in_python(onDemand=1))
 
 
-def later(value: Any) -> pulumi.Output[Any]:
-    """An Output."""
-    return pulumi.Output.from_input(value)
-
-
 @pytest.mark.parametrize(
     ("path", "make"),
     [
@@ -313,6 +294,7 @@ def test_other_languages_have_the_keys_of_the_configuration(cloud: Cloud) -> Non
     schema = json.loads(host.schema or "")
     properties = schema["types"]["ray-on-ecs:index:WorkerPool"]["properties"]
     assert properties.keys() == ALL.keys()
+    assert all(item["description"] for item in properties.values())
     inputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["inputProperties"]["workerPools"]
     assert inputs["additionalProperties"]["$ref"] == "#/types/ray-on-ecs:index:WorkerPool"
 
