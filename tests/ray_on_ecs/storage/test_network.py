@@ -436,7 +436,7 @@ def test_fault_of_network_or_login_is_one_line(
 ) -> None:
     cause, status, text = FAULTS[kind]
     monkeypatch.setattr(aws, "ATTEMPTS", 1)
-    if prepare is silent:
+    if cause is silent:
         monkeypatch.setattr(aws, "READ_SECONDS", 0.5)
     with ExitStack() as undo:
         if isinstance(cause, dict):
