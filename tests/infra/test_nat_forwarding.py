@@ -164,9 +164,7 @@ def boot(namespaces: Namespaces, folder: Path) -> None:
 
 def test_private_hosts_reach_the_internet_as_nat(namespaces: Namespaces, tmp_path: Path) -> None:
     boot(namespaces, tmp_path)
-    until(lambda: namespaces.connect().startswith(NAT))
-    address, segment = namespaces.connect().split()
-    assert (address, int(segment) <= 1460) == (NAT, True)
+    until(lambda: (answer := namespaces.connect()).startswith(NAT) and int(answer.split()[1]) <= 1460)
     asked = (tmp_path / "calls").read_text().splitlines()
     assert "NetworkInterfaceId=eni-0a1b&InstanceId=i-0abc" in asked
     assert {"aws:amz:us-west-2:ec2", "A:b/+", "x-amz-security-token: c==", "https://ec2.us-west-2.amazonaws.com/"} <= {
