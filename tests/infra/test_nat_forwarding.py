@@ -176,7 +176,7 @@ def test_private_hosts_reach_the_internet_as_nat(namespaces: Namespaces, tmp_pat
     network = (tmp_path / "etc/systemd/network/10-nat.network").read_text()
     assert network == f"[Match]\nMACAddress={PRIVATE.mac}\n[Link]\nUnmanaged=yes\n"
     # A host that is refused has reached the instance.
-    assert "timed out" in namespaces.connect(PRIVATE.address, 22)
+    until(lambda: "timed out" in namespaces.connect(PRIVATE.address, 22))
 
 
 def test_what_is_lost_is_set_again(namespaces: Namespaces, tmp_path: Path) -> None:
