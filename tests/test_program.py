@@ -690,6 +690,19 @@ def test_a_ready_image_needs_neither_docker_nor_codebuild() -> None:
     assert not cloud.of_type("aws:codebuild/project:Project")
 
 
+def test_existing_network_holds_all_resources() -> None:
+    resources = deployed("existing network and image").resources
+    assert resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b"
+    assert all(resources[name].inputs["vpcZoneIdentifiers"] == ["subnet-0c2d"] for name in GROUPS)
+    assert all(resources[name].inputs["networkConfiguration"]["subnets"] == ["subnet-0c2d"] for name in SERVICES)
+
+
+def test_no_ingress_from_addresses(stack: Cloud) -> None:
+    rules = stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+    assert rules
+    assert all(rule.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"}) for rule in rules)
+
+
 def test_existing_image_skips_the_build() -> None:
     cloud = deployed("existing network and image")
     resources = cloud.resources.items()
@@ -727,6 +740,8 @@ def test_zone_change_keeps_the_network() -> None:
     }
     assert moved - {"choices-id"} == {*GROUPS, *SERVICES, "cluster-info-parameter"}
     assert placement == {f"workers-placement-us-west-2{letter}" for letter in "ab"}
+    [subnet] = there.resources["head-group"].inputs["vpcZoneIdentifiers"]
+    assert "private-us-west-2b" in subnet
 
 
 @pytest.mark.parametrize(

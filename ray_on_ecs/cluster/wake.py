@@ -123,7 +123,7 @@ class Waker:
             return
         parts = "" if self._known else f" ({PARTS})"
         wakes = WARM_TIME if age < WARM_SECONDS else f"{TIME}{parts}"
-        self._say(f"the cluster is asleep since {clock(age)}, and wakes in {wakes}")
+        self._say(f"asleep since {clock(age)}; the cluster wakes in {wakes}")
 
 
 def publish(wake: Wake, data: Sequence[Datum]) -> None:

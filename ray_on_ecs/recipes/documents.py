@@ -165,7 +165,7 @@ def _load(loader: str, paths: Sequence[str]) -> Dataset:
     options: Any = {"sample_by": "document"} if loader == "text" else {}
     # `load_dataset` would report each call to the Hub, or wait for it where it can't be reached.
     read = {"text": Dataset.from_text, "json": Dataset.from_json, "parquet": Dataset.from_parquet}[loader]
-    return read(list(paths), cache_dir=str(CACHE / "datasets"), **options)
+    return read(list(paths), cache_dir=str(CACHE / "datasets" / datasets.__version__), **options)
 
 
 def _reason(error: Exception) -> str:

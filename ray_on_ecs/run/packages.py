@@ -218,7 +218,11 @@ class Requirements:
         return _texts(str(self._folder / self._name), {})
 
     def _hash_of_files(self) -> str:
-        """Return a hash of these; UsageError if the file isn't on this node, or names a place of another machine."""
+        """Return a hash of the file and those that it names.
+
+        Raises:
+            UsageError: The file isn't on this node, or names a place of another machine.
+        """
         texts = self._texts()
         if not texts:
             raise UsageError(

@@ -32,7 +32,7 @@ GREETING_BYTES = 64
 
 
 class Stores:
-    """The store of each group, of which `newest` is the last one's; one ends with the last of its clients."""
+    """The store of each group, which ends with its last client; `newest` is that of the newest group."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

@@ -40,6 +40,5 @@ def _rows(document: Any, name: str, kind: type) -> list[Any]:
     found = document.get(name) if isinstance(document, dict) else None
     rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
     hints = get_type_hints(kind)
-    return [
-        {key: row[key] for key in hints} for row in rows if all(isinstance(row.get(key), hints[key]) for key in hints)
-    ]
+    whole = (row for row in rows if all(key in row and isinstance(row[key], hints[key]) for key in hints))
+    return [{key: row[key] for key in hints} for row in whole]

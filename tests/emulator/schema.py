@@ -38,8 +38,8 @@ def terraform_type(token: str, known: dict[str, Any]) -> str | None:
     """The provider's resource, or data source of a function `getX`, behind a token such as aws:ec2/vpc:Vpc."""
     _, module, name = token.split(":")
     module, name = module.split("/")[0], snake(name.removeprefix("get"))
-    guesss = [f"aws_{snake(module)}_{name}", f"aws_{module}_{name}", f"aws_{name}", f"aws_vpc_{name}"]
-    return next((each for each in [TYPES.get(token), *guesss] if each in known), None)
+    guesses = [f"aws_{snake(module)}_{name}", f"aws_{module}_{name}", f"aws_{name}", f"aws_vpc_{name}"]
+    return next((each for each in [TYPES.get(token), *guesses] if each in known), None)
 
 
 def argument(block: Block, kind: str, name: str) -> str | None:
@@ -47,8 +47,8 @@ def argument(block: Block, kind: str, name: str) -> str | None:
     known = {**block.get("attributes", {}), **block.get("block_types", {})}
     plain = snake(name)
     singular = [plain.removesuffix(end) + instead for end, instead in (("ies", "y"), ("es", ""), ("s", ""))]
-    guesss = [ARGUMENTS.get((kind, name)), plain, *singular, f"{plain}s", f"{plain}_set"]
-    return next((guess for guess in guesss if guess in known), None)
+    guesses = [ARGUMENTS.get((kind, name)), plain, *singular, f"{plain}s", f"{plain}_set"]
+    return next((guess for guess in guesses if guess in known), None)
 
 
 def arguments(block: Block, kind: str, inputs: dict[str, Any], problems: list[str], where: str) -> dict[str, Any]:

@@ -580,6 +580,14 @@ ELSEWHERE = "registry.example/ray:1"
             {"subnetIds": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"},
             "subnetIds: 'subnet-0c2d,subnet-0c2d' contains",
         ),
+        (
+            {
+                **{"sleepAfterMinutes": "60", "minWorkers": "1", "idleTimeoutMinutes": "0"},
+                "workerPools": '{"h100": {"instanceTypes": ["p5.48xlarge"], "max": 2, "min": 1}}',
+            },
+            "sleepAfterMinutes: 60 cannot be combined with minWorkers (1) and workerPools.h100.min (1) and "
+            "idleTimeoutMinutes (0); let all workers scale in, or set sleepAfterMinutes to 0",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(cloud: Cloud, config: dict[str, str], line: str) -> None:

@@ -205,7 +205,7 @@ class MpiNode(ExitStack):
 
     @property
     def pid(self) -> int:
-        """See Process."""
+        """The daemon's process, whose descendants are the program's; 0 while there is none."""
         return self._daemon.pid if self._daemon else 0
 
     def learn(self, directive: Directive) -> None:

@@ -211,7 +211,7 @@ def test_command_that_needs_a_head_wakes_it(
     else:
         assert status == 0, out + err
     assert alarms
-    assert ("the cluster is asleep since" in err) == (name in ARE_ASLEEP)
+    assert ("; the cluster wakes in " in err) == (name in ARE_ASLEEP)
     assert heads.documents.read_head()[1].head, "a new head is up"
     until(lambda: not [request for request in heads.documents.requests() if "joe" not in str(request)])
 

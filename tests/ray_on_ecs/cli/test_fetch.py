@@ -390,8 +390,9 @@ def test_report_is_rendered_here(own: Folders, capsys: pytest.CaptureFixture[str
     assert "default-src 'none'" in page
     assert fetched(capsys, "first")["copied"].count("report.html") == 0
     own.of("first").write("status.json", '{"state": "failed"}')
-    assert main(["fetch", "--local", "first"]) == 0
-    assert "the report of run first can't be made" in capsys.readouterr().err
+    for command, status in (["fetch"], 0), (["open", "--no-browser"], 2):
+        assert main([*command, "--local", "first"]) == status
+        assert "the report of run first can't be made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["<svg onload='alert(1)'/>", "", "\x89PNG", "GIF89a", "<html>"])

@@ -255,7 +255,7 @@ def test_user_with_the_bucket_alone_sees_the_parts_and_the_minutes(clock: Clock,
     lines: list[str] = []
     wait(clock, Waker(lines.append), 150)
     first, *rest = lines
-    assert first.startswith("the cluster is asleep since ")
+    assert first.startswith("asleep since ")
     assert first.endswith(f"wakes in {wake.TIME} ({wake.PARTS})")
     assert rest == ["waiting for the head: 1 minute so far", "waiting for the head: 2 minutes so far"]
 

@@ -65,14 +65,14 @@ def test_repeated_name_without_steps_begins_a_record() -> None:
         ("step 5 done", {}),
     ],
 )
-def test_loss_and_step_are_guessd_without_flags(line: str, guess: dict[str, float]) -> None:
+def test_loss_and_step_are_guessed_without_flags(line: str, guess: dict[str, float]) -> None:
     log = MetricsLog({})
     log.read_line(f"{line}\n")
     assert log.guess == guess
     assert (log.step, log.records) == (None, [])
 
 
-def test_a_guessd_step_is_on_the_line_of_its_loss() -> None:
+def test_a_guessed_step_is_on_the_line_of_its_loss() -> None:
     log = MetricsLog({})
     log.read_line("step 5 loss: 2.5")
     log.read_line("loss: 2.0")

@@ -309,7 +309,8 @@ def test_long_installation_reports_progress(tmp_path: Path, monkeypatch: pytest.
     says = f'echo "{text}"; until [ -e {ended} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3'
     status, said = packages._run(["sh", "-c", says], tmp_path, {})
     assert (status, said) == (3, [*lines, "ERROR: no such version"])
-    assert set(told) - {"still installing: pip starts"} == {f"still installing: {lines[0]}"}
+    others = {"still installing: pip starts", "still installing: ERROR: no such version"}  # as a busy machine sees them
+    assert set(told) - others == {f"still installing: {lines[0]}"}
 
 
 def write_installed(folder: Path, name: str, version: str, *needs: str) -> None:

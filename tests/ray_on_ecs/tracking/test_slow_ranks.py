@@ -28,3 +28,8 @@ def test_foreign_documents_have_no_rows(document: Any) -> None:
 @pytest.mark.parametrize("change", [{"since": 5}, {"until": 7}, {"what": None}])
 def test_a_broken_time_is_left_out(change: dict[str, Any]) -> None:
     assert slow_in({"slow": [SLOW | change, SLOW]}) == [SLOW]
+
+
+@pytest.mark.parametrize("key", SLOW)
+def test_a_time_without_a_key_is_left_out(key: str) -> None:
+    assert slow_in({"slow": [{name: value for name, value in SLOW.items() if name != key}, SLOW]}) == [SLOW]

@@ -63,8 +63,12 @@ def test_new_files_and_changed_code_are_restored(storage: RunStorage, start: Sta
     (first.folder / "run.sh").write_text("run")
     (first.folder / "run.sh").chmod(0o755)
     os.utime(first.folder / "run.sh", ns=(10**18, 10**18 + 1))
+    links = {"absolute": "/tmp", "out/up": "../lib", "dangling": "nowhere"}
+    for name, target in links.items():
+        (first.folder / name).symlink_to(target)
     first.settle()
-    assert in_manifest(storage) == {"lib/a.py": "changed", "out/model.pt": "1", "run.sh": "run"}
+    shown = {name: f"-> {target}" for name, target in links.items()}
+    assert in_manifest(storage) == {"lib/a.py": "changed", "out/model.pt": "1", "run.sh": "run", **shown}
     second = start(code=CODE)
     assert contents(second.folder) == {**CODE, **in_manifest(storage)}
     restored = os.stat(second.folder / "run.sh")
