@@ -179,6 +179,7 @@ def test_private_hosts_reach_the_internet_as_nat(namespaces: Namespaces, tmp_pat
     until(lambda: "timed out" in namespaces.connect(PRIVATE.address, 22))
 
 
+@pytest.mark.ray  # with the tests that take long
 def test_what_is_lost_is_set_again(namespaces: Namespaces, tmp_path: Path) -> None:
     boot(namespaces, tmp_path)
     until(lambda: namespaces.connect().startswith(NAT))

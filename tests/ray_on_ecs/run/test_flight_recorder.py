@@ -151,6 +151,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # With so little evidence a busy machine has other slow ranks, too.
+@pytest.mark.ray  # with the tests that take long
 @pytest.mark.usefixtures("short")
 def test_slow_rank_of_a_training_is_named(tmp_path: Path) -> None:
     outcome = run("backward", tmp_path, seconds=300, until="rank 1")

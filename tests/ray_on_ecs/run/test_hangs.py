@@ -10,7 +10,8 @@ from tests.hangs import hanging, sentence
 from tests.waiting import LIMIT_SECONDS
 
 
-@pytest.mark.parametrize("case", ["loader", "mismatch", "stop", "fork"])
+# The first takes long.
+@pytest.mark.parametrize("case", [pytest.param("loader", marks=pytest.mark.ray), "mismatch", "stop", "fork"])
 def test_rank_that_hangs_is_named(case: str, tmp_path: Path) -> None:
     with hanging(case, 3, 1, tmp_path) as hang:
         if any(each.fault == NO_RIGHTS for each in hang.processes[0].dump()):

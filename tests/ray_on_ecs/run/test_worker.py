@@ -460,7 +460,7 @@ def test_ranks_of_a_machine_share_its_folder(start: Start) -> None:
     assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.ray)])  # it takes long
 def test_script_makes_and_destroys_process_groups(start: Start, count: int) -> None:
     workers = start(count=count, script="groups.py")
     workers.until(is_stored=True)
