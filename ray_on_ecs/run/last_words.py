@@ -46,8 +46,8 @@ NO_INPUT = re.compile(
 LOST = "The actor "
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
-# Also of PyTorch's DataLoader, and after the prompt of input().
-HEADER = re.compile(rf"(?:Original |.*[?:\]>] )?{re.escape(TRACEBACK)}")
+# Also of PyTorch's DataLoader, after the prompt of input(), and after a space of Open MPI, which mixes outputs.
+HEADER = re.compile(rf"(?: |Original |.*[?:\]>] )?{re.escape(TRACEBACK)}")
 RICH_FRAME = "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}"
 # How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
 FATAL = "Fatal Python error: "

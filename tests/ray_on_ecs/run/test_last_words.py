@@ -54,6 +54,13 @@ LOADING_TEXT = "RuntimeError: Error(s) in loading state_dict for Linear: size mi
     ("output", "status", "expected"),
     [
         (RAY, 1, LastWords("OSError: ACCESS_DENIED during PutObject", "OSError", "pyarrow/error.pxi:92")),
+        # The outputs of Open MPI's processes are mixed.
+        (
+            'step 1\n Traceback (most recent call last):\n  File "a.py", line 9, in b\nValueError: broken\n-----\n'
+            "prterun has exited due to process rank 3.\nterminated by signals sent by prterun.\n-----\n",
+            1,
+            LastWords("ValueError: broken", "ValueError", "a.py:9"),
+        ),
         (
             'Traceback (most recent call last):\n  File "a.py", line 9, in b\nray.exceptions.RayError: lost\n',
             1,
@@ -78,6 +85,7 @@ LOADING_TEXT = "RuntimeError: Error(s) in loading state_dict for Linear: size mi
     ],
     ids=[
         "Ray's of another process",
+        "after a space",
         "Ray's own",
         "a lost worker",
         "a colon",
