@@ -85,7 +85,7 @@ def read(lines: Sequence[str], status: int) -> LastWords:
     words: LastWords | None = None
     if status < 0:
         words = _crash(output)
-    elif status > 0:  # an exception explains no other status
+    elif status > 0:  # an exception does not explain another status
         words = _exception(output)
     words = words or LastWords(_last_line(output, status))
     asks_for_password = words.exception == "EOFError" and "/getpass.py:" in (words.place or "")

@@ -63,7 +63,7 @@ signal.signal(signal.SIGTERM, save)
 print(f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", file=open("begun", "w"))
 time.sleep(600)
 """,
-    # Trains and evaluates with groups of its own, while a model holds the last one.
+    # Trains and evaluates with a new group each time, while a model holds the last one.
     "groups.py": """
 import os
 import torch

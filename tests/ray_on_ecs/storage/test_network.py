@@ -414,7 +414,7 @@ FAULTS: dict[str, tuple[dict[str, str | None] | str | Callable[[Laptop, ExitStac
     "HTTP in place of HTTPS": (no_tls, 3, "certificate is not trusted .*AWS_CA_BUNDLE"),
     "no certificates": (no_certificates, 3, "No such file.*AWS_CA_BUNDLE"),
     "endpoint without a scheme": ({"AWS_ENDPOINT_URL": "s3.company.com"}, 2, "s3.company.com"),
-    "no profile": ({"AWS_PROFILE": "nobody"}, 2, f"nobody.*|{LOGIN}"),
+    "no profile": ({"AWS_PROFILE": "absent-profile"}, 2, f"absent-profile.*|{LOGIN}"),
     "no credentials": (NO_KEYS, 2, LOGIN),
     "half of the credentials": ({"AWS_SECRET_ACCESS_KEY": None}, 2, LOGIN),
     "failing process": ("credential_process = false\n", 2, LOGIN),
