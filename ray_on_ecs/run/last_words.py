@@ -46,8 +46,12 @@ NO_INPUT = re.compile(
 LOST = "The actor "
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
-# Also of PyTorch's DataLoader, after the prompt of input(), and after a space of Open MPI, which mixes outputs.
-HEADER = re.compile(rf"(?: |Original |.*[?:\]>] )?{re.escape(TRACEBACK)}")
+# Also of PyTorch's DataLoader, and after a space of Open MPI, which mixes outputs.
+HEADER = re.compile(rf"(?: |Original )?{re.escape(TRACEBACK)}")
+# An exception group, whose lines have a margin; and the line before each of its exceptions.
+GROUP = f"Exception Group {TRACEBACK}"
+MARGIN = re.compile(r"^ +[|+] ?")
+IN_GROUP = re.compile(r"-+\+?-+ \d+ -+$")
 RICH_FRAME = "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}"
 # How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
 FATAL = "Fatal Python error: "
@@ -79,6 +83,8 @@ class LastWords:
 def read(lines: Sequence[str], status: int) -> LastWords:
     """Return why a script has ended, by the end of its output and its exit status, negative for a signal."""
     bare = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
+    if any(GROUP in line for line in bare):
+        bare = [MARGIN.sub("", line) for line in bare]
     output = [line for line in bare if line]
     if not output:
         return LastWords()
@@ -103,7 +109,7 @@ def _last_line(output: list[str], status: int) -> str:
 
 def _exception(output: list[str]) -> LastWords | None:
     """Return the exception of the last traceback, or the error of a program that it started."""
-    headers = [number for number, line in enumerate(output) if HEADER.match(line)]
+    headers = _headers(output)
     if missing := NO_MODULE.fullmatch(output[-1]):
         return LastWords(f"ModuleNotFoundError: {missing[1] or missing[2]}", "ModuleNotFoundError")
     if output[-1].startswith(HYDRA) and not headers:
@@ -124,6 +130,17 @@ def _exception(output: list[str]) -> LastWords | None:
     return words
 
 
+def _headers(output: list[str]) -> list[int]:
+    """Return the numbers of the lines that begin a traceback; text without a newline may stand before it."""
+    return [
+        number
+        for number, (line, following) in enumerate(zip(output, [*output[1:], ""], strict=True))
+        if HEADER.match(line)
+        or IN_GROUP.match(line)
+        or (line.endswith(f"{TRACEBACK}:") and FRAME.match(following) and not ELASTIC.match(line))
+    ]
+
+
 def _of_child(output: list[str], parent: LastWords) -> LastWords | None:
     """Return the error that ends the output of a child process, before its parent's traceback."""
     while output and LOG_LINE.match(output[-1]):
@@ -132,7 +149,8 @@ def _of_child(output: list[str], parent: LastWords) -> LastWords | None:
         return None
     if "exit status 2" in parent.text and NO_FLAG.match(output[-1]):
         return LastWords(output[-1], is_mistake=True)
-    headers = [number for number, line in enumerate(output) if HEADER.match(line) or line.startswith(FATAL)]
+    fatal = [number for number, line in enumerate(output) if line.startswith(FATAL)]
+    headers = sorted(_headers(output) + fatal)
     if headers and output[headers[-1]].startswith(FATAL):
         return _crash(output[headers[-1] :])
     ends = [number for number, line in enumerate(output) if headers and number > headers[-1] and EXCEPTION.match(line)]

@@ -102,6 +102,46 @@ def test_last_output_gives_the_reason(output: str, status: int, expected: LastWo
 
 
 @pytest.mark.parametrize(
+    "before",
+    [
+        "Token: ",
+        "Go on? [y/n] ",
+        "step 1 ",
+        "loss 0.5",
+        ".....",
+        "epoch 1 -",
+        " 50%|###  | 5/10 [00:01<00:01, 4.9it/s]",
+        "\x1b[0m",
+        "\x1b[?25h",
+        "\u8bad\u7ec3 ",
+    ],
+)
+def test_traceback_after_text_without_a_newline(before: str) -> None:
+    lines = [f"{before}Traceback (most recent call last):", '  File "a.py", line 9, in b', "lib.Stop: x", "ended"]
+    assert read(lines, 1) == LastWords("lib.Stop: x", "lib.Stop", "a.py:9")
+    assert read([*lines[:1], *lines[3:]], 1) == LastWords("ended")  # the text alone is not a traceback
+
+
+GROUPS = [
+    "raise ExceptionGroup('several', [KeyError('rate')])",
+    "raise ExceptionGroup('several', [OSError('lost'), KeyError('rate')])",
+    "raise ExceptionGroup('outer', [ExceptionGroup('inner', [KeyError('rate')])])",
+    "try:\n  1 / 0\nexcept Exception as error:\n  raise ExceptionGroup('several', [KeyError('rate')]) from error",
+    "try:\n  raise ExceptionGroup('several', [OSError(), KeyError('rate')])\nexcept* OSError:\n  pass",
+    "import asyncio\nasync def f():\n  {}['rate']\nasync def main():\n  async with asyncio.TaskGroup() as group:\n"
+    "    group.create_task(f())\nasyncio.run(main())",
+]
+
+
+@pytest.mark.parametrize("script", GROUPS)
+def test_exception_group_is_the_last_of_its_exceptions(tmp_path: Path, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    ended = subprocess.run([sys.executable, tmp_path / "train.py"], capture_output=True, text=True, check=False)
+    words = read(ended.stderr.splitlines(), ended.returncode)
+    assert (words.text, words.exception) == ("KeyError: 'rate'", "KeyError")
+
+
+@pytest.mark.parametrize(
     ("module", "missing"),
     [
         ("nosuch", "nosuch"),
