@@ -26,7 +26,8 @@ HOST = "127.0.0.1"
 NODE_MARK = "RAY_ON_ECS_TEST_NODE"
 # Starts a run without a job.
 DIRECT = str(Path(__file__).parent / "direct_run.py")
-STARTS = 3
+# Each takes half a minute on a machine that has just been set up, and is too slow for the servers of a node.
+STARTS = 6
 # The output of `ray start` when the node runs.
 STARTED = "Ray runtime started"
 # Ray's line on a port of its dashboard that another process has; the node then runs without a dashboard.
