@@ -39,7 +39,12 @@ rm -f /usr/sbin/mdadm
 for loop in $DISKS; do mkdir -p /sys/block/$loop/device; done
 """
 # Each call is noted. A service has the state of its file.
+# The agent's start waits for user data, and is cancelled with Docker, of which it is a part.
 SYSTEMCTL = """
+case "$*" in
+  stop*docker*) echo cancelled > FOLDER/agent ;;
+  start*ecs) echo waiting > FOLDER/agent ;;
+esac
 case "$1" in
   is-active) cat STATE ;;
   stop) [ ! -e FOLDER/stuck ] || exit 1; echo inactive > STATE ;;
@@ -478,12 +483,13 @@ def test_docker_that_does_not_start_moves_back(instance: Instance, status: int, 
     calls = instance.calls("systemctl")
     assert "enable --now ray-on-ecs-local-disks" in calls
     assert instance.has_all()
+    assert instance.shell(f"cat {instance.folder}/agent") == "waiting"
     if moves:
         assert instance.device() == disk
-        assert calls[-1] == "start docker"
+        assert calls[-2] == "start docker"
     else:
         assert instance.stays()
-        assert calls[-2:] == ["stop docker.socket docker containerd", "start --no-block docker"]
+        assert calls[-3:-1] == ["stop docker.socket docker containerd", "start --no-block docker"]
         output = instance.shell("cat /var/lib/ray-on-ecs/local-disks")
         assert output == f"local disks: Docker did not start on {disk}; Docker stays on the root volume"
 
