@@ -215,6 +215,9 @@ class NodeGroup(pulumi.ComponentResource):
                 # report their tasks stopped, and `destroy` hangs in DRAINING.
                 depends_on=[network.network, *needed],
                 ignore_changes=["desiredCapacity"] if args.is_head and args.managed_scaling else None,
+                # A group is deleted once its instances have ended, for which the AWS provider waits 10 minutes. Large
+                # ones with GPUs may take longer.
+                custom_timeouts=pulumi.CustomTimeouts(delete="30m"),
             ),
         )
 

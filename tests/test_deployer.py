@@ -161,6 +161,7 @@ ACTIONS: dict[str, dict[str, str]] = {
         "iam": "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy",
     },
     "aws:fsx/lustreFileSystem:LustreFileSystem": {
+        "ec2": "GetSecurityGroupsForVpc",
         "fsx": f"CreateFileSystem DeleteFileSystem DescribeFileSystems UpdateFileSystem {TAGGED}",
         "iam": "CreateServiceLinkedRole",
     },

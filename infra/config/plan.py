@@ -30,7 +30,7 @@ from infra.config.file_systems import FileSystemPlan
 from infra.config.idle_cost import Costs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
-from infra.definitions.sizing import InstanceType, beside_mountpoint, cpu_worker_size, head_size, worker_size
+from infra.definitions.sizing import InstanceType, beside_mountpoint, cpu_size, worker_size
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
@@ -188,7 +188,7 @@ def _nodes(
     head = NodeSpec(
         key=key,
         instances=instances,
-        task=head_size(key, instances),
+        task=cpu_size(key, instances),
         max_count=1,
         zones=here,
         ami_id=args.head_ami_id or machine_image(gpu=False),
@@ -246,7 +246,7 @@ def _node(args: RayClusterArgs, name: str, instances: tuple[InstanceType, ...]) 
     """Specification of a pool's nodes, without their zone; types without GPUs make CPU workers."""
     pool, key = args.pools[name], field_of(name, "instance_types")
     has_gpus = name == DEFAULT_POOL or (name != CPU_POOL and any(instance.gpu_name for instance in instances))
-    task = (worker_size if has_gpus else cpu_worker_size)(key, instances)
+    task = (worker_size if has_gpus else cpu_size)(key, instances)
     if has_gpus:
         _compare_gpus(name, key, instances)
     return NodeSpec(

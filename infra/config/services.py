@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pulumi
@@ -23,6 +24,9 @@ from infra.errors import Refusal, error_reason
 from infra.tags import SLEEP_TAG
 
 Hook = Callable[[pulumi.ResourceHookArgs], Awaitable[None]]
+# The program's event loop registers other resources meanwhile. With `pulumi up --parallel 1` these may fill the threads
+# of asyncio.to_thread, and wait for the hook.
+THREADS = ThreadPoolExecutor(thread_name_prefix="hooks")
 
 
 def end_services(region: str) -> Hook:
@@ -41,8 +45,7 @@ def end_services(region: str) -> Hook:
         if not removed:
             return
         try:
-            # In a thread: the program's event loop registers other resources meanwhile.
-            await asyncio.to_thread(_end, client("ecs", region), before["clusterName"], removed)
+            await _in_thread(_end, client("ecs", region), before["clusterName"], removed)
         except ERRORS as error:
             command = f"aws ecs delete-service --force --cluster {before['clusterName']} --service NAME"
             raise Refusal(
@@ -63,13 +66,17 @@ def start_head(region: str) -> Hook:
             return
         service = update.id.partition(":service/")[2]  # CLUSTER/NAME, from its ARN
         try:
-            await asyncio.to_thread(_start, client("application-autoscaling", region), client("ecs", region), service)
+            await _in_thread(_start, client("application-autoscaling", region), client("ecs", region), service)
         except ERRORS as error:
             problem = f"the head could not be started ({error_reason(error)})"
             hint = "check the credentials of the environment (AWS_PROFILE), and run `pulumi up` again"
             raise Refusal("ECS", f"{problem}; {hint}") from error
 
     return start
+
+
+async def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+    await asyncio.get_running_loop().run_in_executor(THREADS, function, *arguments)
 
 
 def _start(scaling: Any, ecs: Any, service: str) -> None:

@@ -15,7 +15,7 @@ MOUNTED = "/mnt/local-disks"
 MOVE = Path(__file__).with_suffix(".sh").read_text()
 # cloud-init runs user data before the ECS agent starts, and Docker may be up already. A start of Docker that has not
 # ended after a minute, e.g. one that waits for cloud-init, goes on. At a later boot the unit comes before Docker.
-# The agent is a part of Docker's unit: a stop of Docker also cancels the start of the agent, which waits for cloud-init.
+# The agent is a part of Docker's unit: a stop of Docker cancels its start, which waits for cloud-init.
 # https://github.com/aws/amazon-ecs-agent/blob/master/packaging/amazon-linux-ami-integrated/ecs.service
 RUN = f"""
 chmod +x {SCRIPT}

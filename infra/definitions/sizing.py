@@ -15,8 +15,9 @@ from infra.errors import SettingError
 MIB = 2**20
 # Platform of the training image.
 ARCHITECTURE = "x86_64"
-# Its task has 2.7 GiB: eight runs of scripts, the dashboard and a quarter more take 2.1. docs/design/measurements.md
-SMALLEST_HEAD_MIB = 4096
+# Of a node without GPUs. Its task has 2.7 GiB: on a head, eight runs of scripts, the dashboard and a quarter more take
+# 2.1. docs/design/measurements.md
+SMALLEST_MIB = 4096
 # Prefetch window of Mountpoint for S3 for each reader of a file (2 GiB by default), and the memory that it needs beside
 # that. It takes up to 95 % of the instance's memory. Version 1.24 is the first with an option for less
 # (--memory-target).
@@ -110,19 +111,13 @@ def disk_throughput(instances: Sequence[InstanceType]) -> int:
     return round(max(GP3_MIB, min(slowest, GP3_MOST_MIB, GP3_IOPS / 4)))
 
 
-def head_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
-    """Size of the head's task; SettingError for `key` if a type is unsuitable."""
-    for instance in instances:
-        if instance.memory_mib < SMALLEST_HEAD_MIB:
-            problem = f"has {instance.memory_mib} MiB of memory, but the head needs {SMALLEST_HEAD_MIB}"
-            raise SettingError(key, instance.name, problem, "use a larger type, e.g. m5.large")
-    return cpu_worker_size(key, instances)
-
-
-def cpu_worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
-    """Size of a CPU worker's task; SettingError for `key` if a type is unsuitable."""
+def cpu_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
+    """Size of the task of the head or a CPU worker; SettingError for `key` if a type is unsuitable."""
     for instance in instances:
         _check_processors(key, instance)
+        if instance.memory_mib < SMALLEST_MIB:
+            problem = f"has {instance.memory_mib} MiB of memory, but a Ray node needs {SMALLEST_MIB}"
+            raise SettingError(key, instance.name, problem, "use a larger type, e.g. m5.large")
     return _fits_all(instances, gpus=0)
 
 

@@ -28,6 +28,13 @@ printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%
   "$launched" "$booted" \\
   > {INSTANCE_DIR}/{INSTANCE_FILE}
 """
+# Session Manager's agent has started before. If it does not reach AWS, as where the NAT instance starts with the head,
+# it waits for five minutes and then asks every ten.
+# https://github.com/aws/amazon-ssm-agent/blob/mainline/agent/hibernation/hibernation.go
+WAKE_SESSION_MANAGER = """
+reach="curl -so /dev/null -m 5 https://ssm.$(ask placement/region).$(ask services/domain)/"
+$reach || systemd-run -q bash -c "until $reach; do sleep 2; done; systemctl restart amazon-ssm-agent"
+"""
 # A unit of systemd passes on the notices of EC2 and EC2 Auto Scaling each second, as text and without a decision
 # (`ray_on_ecs.node.notice`). An answer that fails changes nothing, and a file that is not written any longer is old.
 NOTICES_UNIT = "ray-on-ecs-notices"
@@ -147,4 +154,4 @@ def user_data(cluster_name: str, mounts: str = "", *, efa_devices: int = 0, loca
     driver = [load_driver(efa_devices)] if efa_devices else []
     disks = [move_docker()] if local_disks else []
     first = ["#!/bin/bash", *disks, *([mounts] if mounts else [])]
-    return "\n".join([*first, *configure, DESCRIBE_INSTANCE, *driver, *notices, unit])
+    return "\n".join([*first, *configure, DESCRIBE_INSTANCE, WAKE_SESSION_MANAGER, *driver, *notices, unit])

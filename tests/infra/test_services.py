@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import boto3
@@ -72,9 +74,16 @@ def update(before: tuple[str, ...], after: tuple[str, ...], cluster: str = "ray"
 
 
 def run(hook: Any) -> None:
-    """Run a hook to its end."""
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # asyncio.run would end other tests' loop
-        runner.run(hook)
+    """Run a hook to its end, while all threads of the event loop wait, as they may for Pulumi's engine."""
+    ended = threading.Event()
+    # asyncio.run would end other tests' loop.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner, ThreadPoolExecutor(1) as threads:
+        runner.get_loop().set_default_executor(threads)
+        threads.submit(ended.wait)
+        try:
+            runner.run(asyncio.wait_for(hook, 120))
+        finally:
+            ended.set()
 
 
 @pytest.mark.parametrize(

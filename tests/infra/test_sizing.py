@@ -11,9 +11,8 @@ from infra.definitions.sizing import (
     InstanceType,
     TaskSize,
     beside_mountpoint,
-    cpu_worker_size,
+    cpu_size,
     disk_throughput,
-    head_size,
     task_memory_mib,
     worker_size,
 )
@@ -60,7 +59,7 @@ def test_a_worker_with_four_gpus_asks_for_four() -> None:
 
 
 def test_head_takes_no_gpu_of_its_type() -> None:
-    assert head_size(HEAD, [G5_XLARGE]).gpus == 0
+    assert cpu_size(HEAD, [G5_XLARGE]).gpus == 0
 
 
 def test_task_memory_leaves_room_for_the_agent() -> None:
@@ -91,13 +90,13 @@ def test_unsupported_worker_types_are_refused(change: dict, rule: str) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"memory_mib": 2048}, "has 2048 MiB of memory, but the head needs 4096"),
+        ({"memory_mib": 2048}, "has 2048 MiB of memory, but a Ray node needs 4096"),
         ({"architectures": ("arm64",)}, "is arm64, but the image is built for x86_64"),
     ],
 )
 def test_unsuitable_head_types_are_refused(change: dict, rule: str) -> None:
     with pytest.raises(SettingError, match=rule) as refused:
-        head_size(HEAD, [replace(M5_XLARGE, **change)])
+        cpu_size(HEAD, [replace(M5_XLARGE, **change)])
     assert str(refused.value).startswith("headInstanceType: 'm5.xlarge' ")
 
 
@@ -161,14 +160,14 @@ def test_types_with_unlike_gpus_and_numbers_are_refused_with_both() -> None:
 
 def test_cpu_worker_accepts_any_x86_type() -> None:
     small = replace(M5_XLARGE, name="c6i.large", vcpus=2, memory_mib=4096)
-    assert cpu_worker_size("cpuWorkerInstanceTypes", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
+    assert cpu_size("cpuWorkerInstanceTypes", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
     with pytest.raises(SettingError, match="arm64"):
-        cpu_worker_size("cpuWorkerInstanceTypes", [replace(small, architectures=("arm64",))])
+        cpu_size("cpuWorkerInstanceTypes", [replace(small, architectures=("arm64",))])
 
 
 def test_task_cpus_respect_the_ecs_maximum() -> None:
     largest = replace(G5_XLARGE, gpus=0, vcpus=448)
-    size = cpu_worker_size("cpuWorkerInstanceTypes", [largest])
+    size = cpu_size("cpuWorkerInstanceTypes", [largest])
     assert (size.vcpus, size.cpu_units) == (192, 196608)
 
 

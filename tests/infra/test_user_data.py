@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -50,6 +51,8 @@ INSTANCE = {
     "placement/availability-zone": "us-west-2b",
     "instance-life-cycle": "spot",
     "instance-id": "i-0abc",
+    "placement/region": "us-west-2",
+    "services/domain": "amazonaws.com",
     "dynamic/instance-identity/document": '{\n  "instanceId" : "i-0abc",\n  "pendingTime" : "2026-01-01T00:00:00Z"\n}',
 }
 # Notices as AWS's documentation shows them.
@@ -137,6 +140,34 @@ def in_folder(script: str, folder: Path, metadata: Metadata) -> str:
     return script.replace("-m 2", f"-m {TIMEOUT_SECONDS}").replace("sleep 1", f"sleep {PAUSE_SECONDS}")
 
 
+def start(script: str, folder: Path, silent: int = 0) -> None:
+    """Run the user data, with stand-ins for systemd, and for Session Manager, which answers after some requests."""
+    programs = {
+        "systemctl": f'echo "$@" >> {folder}/systemctl',
+        "systemd-run": 'shift; exec "$@"',
+        "sleep": "",
+        "curl": f"""case "$*" in
+          *https://ssm.us-west-2.amazonaws.com/) echo >> {folder}/asked; (($(wc -l < {folder}/asked) > {silent})) ;;
+          *) exec {shutil.which("curl")} "$@" ;;
+        esac""",
+    }
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    path = {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60, cwd=folder, env=os.environ | path)
+
+
+@pytest.mark.parametrize(("silent", "restarts"), [(0, 0), (1, 1), (7, 1)])
+def test_session_manager_is_restarted_once_it_is_reached(
+    metadata: Metadata, tmp_path: Path, silent: int, restarts: int
+) -> None:
+    start(in_folder(user_data("ray-cluster"), tmp_path, metadata), tmp_path, silent)
+    assert (tmp_path / "systemctl").read_text().count("restart amazon-ssm-agent") == restarts
+    assert len((tmp_path / "asked").read_text()) == silent + 1
+
+
 @pytest.mark.parametrize("document", [None, "", "<html>not found</html>", "{}"])
 def test_the_instance_says_what_it_is(metadata: Metadata, tmp_path: Path, document: str | None) -> None:
     if document is not None:
@@ -144,8 +175,7 @@ def test_the_instance_says_what_it_is(metadata: Metadata, tmp_path: Path, docume
     script = in_folder(user_data("ray-cluster"), tmp_path, metadata)
     (tmp_path / "stat").write_text("cpu  1 2 3\nbtime 1767225630\nprocesses 4\n")
     script = script.replace("/proc/stat", f"{tmp_path}/stat")
-    systemctl = 'systemctl() { echo "$@" > systemctl; }'
-    subprocess.run(["bash", "-eu", "-c", f"{systemctl}\n{script}"], check=True, timeout=60, cwd=tmp_path)
+    start(script, tmp_path)
     description = json.loads((tmp_path / INSTANCE_FILE).read_text())
     assert description == {
         "instance_type": "g5.xlarge",
