@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,24 +9,19 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.cluster_info import document
-from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale
+from infra.types import NodeSpec, ResourceRef, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
-    """Inputs of ClusterInfo: ECS cluster, network, and by kind nodes, scales, Auto Scaling groups, capacity providers.
-
-    `placement_groups` are those of `workers` by zone.
-    """
+    """Inputs of ClusterInfo: ECS cluster, the head's zone, and by kind nodes, scales, groups and capacity providers."""
 
     cluster: pulumi.Input[str]
+    zone: pulumi.Input[str]
     nodes: Mapping[str, NodeSpec]
     scales: Mapping[str, Scale]
-    default_gpus: int
     group_names: Mapping[str, pulumi.Input[str]]
     provider_names: Mapping[str, pulumi.Input[str]]
-    network: NetworkRef
-    placement_groups: Mapping[str, pulumi.Input[str]]
 
 
 class ClusterInfo(pulumi.ComponentResource):
@@ -39,20 +33,16 @@ class ClusterInfo(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:ClusterInfo", name, None, opts)
         names = pulumi.Output.all(
             cluster=args.cluster,
-            zone=args.network.zone,
-            subnets=dict(args.network.subnets),
+            zone=args.zone,
             group_names={kind: args.group_names[kind] for kind in args.scales},
             provider_names={kind: args.provider_names[kind] for kind in args.scales},
-            placement_groups=dict(args.placement_groups),
         )
         parameter = aws.ssm.Parameter(
             f"{name}-parameter",
             description="Instance types, zones, prices, groups and scaling of the Ray workers",
             type="String",
             # Not a secret, so a preview can show its changes.
-            insecure_value=names.apply(
-                lambda names: json.dumps(document(args.nodes, args.scales, args.default_gpus, **names))
-            ),
+            insecure_value=names.apply(lambda names: document(args.nodes, args.scales, **names)),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parameter = ResourceRef(name=parameter.name, arn=parameter.arn)

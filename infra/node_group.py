@@ -55,7 +55,6 @@ class NodeGroup(pulumi.ComponentResource):
 
     provider_name: pulumi.Output[str]
     group: ResourceRef
-    placement_groups: Mapping[str, pulumi.Output[str]]
 
     def __init__(self, name: str, args: NodeGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:NodeGroup", name, None, opts)
@@ -64,11 +63,10 @@ class NodeGroup(pulumi.ComponentResource):
         self._role, role_policies = self._instance_role(name, args)
         template = self._launch_template(name, args)
         placement_groups = self._placement_groups(name, args)
-        self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
         # EC2 refuses to delete a placement group in use, so the group depends on it, also where its zone is an Output.
         # In another zone the old one is deleted after the update, and with workers in it `pulumi up` ends in an error.
         needed = [*role_policies, *self._key_grants(name, args), *placement_groups.values()]
-        self._group = self._auto_scaling_group(name, args, template, needed)
+        self._group = self._auto_scaling_group(name, args, template, placement_groups, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
         self.provider_name = self._capacity_provider(name, args).name
         self.register_outputs({"provider_name": self.provider_name, "group_name": self.group.name})
@@ -169,14 +167,16 @@ class NodeGroup(pulumi.ComponentResource):
         name: str,
         args: NodeGroupArgs,
         template: aws.ec2.LaunchTemplate,
+        placement_groups: Mapping[str, aws.ec2.PlacementGroup],
         needed: list[pulumi.Resource],
     ) -> aws.autoscaling.Group:
         node, network = args.node, args.network
         placement = None
         if node.reservation:
             placement = node.reservation.placement_group or None
-        elif self.placement_groups and node.max_count > 1 and not node.spread:
-            placement = in_zone(self.placement_groups, network.zones(node.zones)[0])
+        elif placement_groups and node.max_count > 1 and not node.spread:
+            names = {zone: group.name for zone, group in placement_groups.items()}
+            placement = in_zone(names, network.zones(node.zones)[0])
         return aws.autoscaling.Group(
             f"{name}-group",
             min_size=0 if args.managed_scaling else node.max_count,

@@ -36,7 +36,6 @@ from infra.storage import Storage, StorageArgs
 from infra.tags import add_tags, kind_in_names, metrics_namespace, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
-from ray_on_ecs.contract import WORKERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -304,13 +303,11 @@ class RayCluster(pulumi.ComponentResource):
         plan = self._plan
         args = ClusterInfoArgs(
             cluster=cluster.ref.name,
+            zone=network.ref.zone,
             nodes=plan.nodes,
             scales=plan.scales,
-            default_gpus=plan.gpus,
             group_names={kind: group.group.name for kind, group in node_groups.items()},
             provider_names={kind: group.provider_name for kind, group in node_groups.items()},
-            network=network.ref,
-            placement_groups=node_groups[WORKERS].placement_groups,
         )
         return ClusterInfo(f"{self._prefix}-cluster-info", args, self._opts)
 

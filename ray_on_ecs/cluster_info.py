@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, NotRequired, TypedDict
 
 from ray_on_ecs.aws import DENIED, Refused, client, translated
-from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_POOL, DEFAULT_POOL, WORKERS, gpu_name
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import TrainingError
 
 LIMITS = {"connect_seconds": 2, "read_seconds": 3, "attempts": 2}
@@ -48,7 +48,7 @@ class NodeGroup(TypedDict):
 
 
 class ClusterInfo(TypedDict):
-    """Workers of the stack."""
+    """Workers of the stack: the parameter's content, which infra/definitions/cluster_info.py makes."""
 
     cluster: str  # name of the ECS cluster
     # By kind: `workers`, `cpu-workers`, `workers-b` in another zone, `h100-workers`. The groups of one pool share its
@@ -56,7 +56,7 @@ class ClusterInfo(TypedDict):
     groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
-    network_gbits: NotRequired[dict[str, float]]  # baseline bandwidth by type; missing in a stack of an earlier version
+    network_gbits: dict[str, float]  # baseline bandwidth by type, where EC2 names it
 
 
 def read_cluster_info() -> ClusterInfo | None:
@@ -104,45 +104,18 @@ def ask_aws(service: str, method: str, **arguments: Any) -> Any:
 
 
 def parse_cluster_info(text: str) -> ClusterInfo | None:
-    """Return the content of the parameter, or None if it is not complete.
-
-    Its own keys describe the default pool's first node group and the CPU workers, as they did before there were other
-    pools; `pools` has the other node groups by kind, with the keys of NodeGroup.
-    """
+    """Return the content of the parameter, or None if it is not complete."""
     try:
-        document = json.loads(text)
-        groups = {kind: _own_group(kind, document) for kind in document["scaling"]}
-        groups |= document.get("pools", {})
-        are_complete = all(NodeGroup.__required_keys__ <= group.keys() for group in groups.values())
-        kept = {key: document[key] for key in ("prices", "head_usd")}
-        kept |= {key: document[key] for key in ("network_gbits",) if key in document}
-        info: Any = {"cluster": document.get("cluster", ""), **kept, "groups": groups}
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        info: Any = json.loads(text)
+        is_complete = info.keys() >= ClusterInfo.__required_keys__ and all(map(is_node_group, info["groups"].values()))
+    except (AttributeError, ValueError):
         return None
-    return info if are_complete else None
+    return info if is_complete else None
 
 
-def _own_group(kind: str, document: Any) -> dict[str, Any]:
-    """Return a node group that the document's own keys describe; any error if it is not complete."""
-    limits, zones = document["scaling"][kind], [zone["zone"] for zone in document["zones"]]
-    group = {
-        **{key: limits[key] for key in ("min", "max", "idle_minutes", "units", "group", "provider")},
-        "pool": CPU_POOL,
-        "zones": zones if document["spread"] else zones[:1],
-        "types": limits.get("types", []),  # missing in a stack of an earlier version
-        "gpu": "",
-        "spot": False,
-        "default_nodes": limits["max"],
-        "disk_usd": document.get("disk_usd", 0.0),
-        **({"efa": limits["efa"]} if limits.get("efa") else {}),
-    }
-    if kind == WORKERS:
-        types = document["types"]
-        group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
-        group["gpu"] = document.get("gpu") or gpu_name(types)
-        group["default_nodes"] = document.get("default_gpus", 0) // limits["units"]
-        group |= {"reservation": document["reservation"]} if "reservation" in document else {}
-    return group
+def is_node_group(group: Any) -> bool:
+    """Return True for a node group of a document that has all keys of NodeGroup."""
+    return isinstance(group, dict) and group.keys() >= NodeGroup.__required_keys__
 
 
 def price_of(group: NodeGroup, instance_type: str, prices: Mapping[str, float]) -> float | None:

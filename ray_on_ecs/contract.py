@@ -87,7 +87,7 @@ SETTINGS = {
         "max": "max_cpu_workers",
     },
 }
-# GPUs by instance family, as EC2 names them; the stack stores others' names in the cluster info.
+# GPUs by instance family, as EC2 names them.
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html
 GPUS = {
     "g4dn": "T4",
@@ -131,12 +131,6 @@ def per_hour_and_month(usd: float) -> str:
 def reservation_name(reservation_id: str, *, is_block: bool) -> str:
     """Return a capacity reservation in words: `Capacity Block cr-0123456789abcdef0`."""
     return f"{'Capacity Block' if is_block else 'capacity reservation'} {reservation_id}"
-
-
-def gpu_name(instance_types: list[str]) -> str:
-    """Return the name of the types' GPU; `A10G or L4` of unlike types, and `GPU` for a family that is not known."""
-    names = (GPUS.get(name.partition(".")[0], "GPU") for name in instance_types)
-    return " or ".join(dict.fromkeys(names))
 
 
 def label_of_pool(pool: str) -> str:

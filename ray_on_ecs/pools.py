@@ -29,7 +29,7 @@ MARKET_LABEL = INSTANCE_LABELS["market"]
 # Ray's label of a node's GPU, and the prefix of its resource with the same name.
 # https://docs.ray.io/en/latest/ray-core/scheduling/accelerators.html
 GPU_LABEL, GPU_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
-# Name of a GPU that neither the stack nor `contract.GPUS` names; it may be any.
+# Name of a GPU that is not known; it may be any.
 UNKNOWN_GPU = "GPU"
 
 
@@ -155,8 +155,7 @@ def describe(info: ClusterInfo) -> str:
         group = info["groups"][kinds[0]]
         gpus = gpus_of(group)
         each = f"{gpus} x {group['gpu']}" if gpus > 1 else group["gpu"] or counted(group["units"], "CPU")
-        types = f"{' or '.join(group['types'])}: " if group["types"] else ""
-        texts.append(f"{pool} ({group['max']} x {types}{each})")
+        texts.append(f"{pool} ({group['max']} x {' or '.join(group['types'])}: {each})")
     return listed(texts) or "no pools"
 
 
@@ -244,7 +243,7 @@ def ray_names(gpu: str) -> list[str]:
 
     Ray reads a name in capitals from the driver's; its names of memory sizes, A100-40G and A100-80G, are not on nodes.
     """
-    if UNKNOWN_GPU in gpu.split(" or "):
+    if gpu == UNKNOWN_GPU:
         return []
     return ["-".join(word for word in name.split() if word != "Server").upper() for name in gpu.split(" or ")]
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.node import ports
 from tests.aws import BUCKET, client, environment, moto_server
 from tests.flaky_s3 import flaky_proxy
+from tests.worker_pools import node_group, workers
 
 SHARES = 8
 # The tests run on CPUs, several ranks at a time, also on a machine with a GPU.
@@ -163,21 +163,8 @@ def s3_client(aws_server: str) -> Any:
 @pytest.fixture(scope="session")
 def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str, str]:
     """`aws_variables`, and the name of a parameter with the price of a worker: a dollar a second."""
-    workers = {
-        "group": "no-group-of-the-tests",
-        "types": ["g5.xlarge"],
-        "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-0123", "placement_group": None}],
-        "spot": False,
-        "spread": False,
-        "prices": {"g5.xlarge": 3600},
-        "head_usd": None,
-        "scaling": {
-            "workers": {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, "group": "none", "provider": "none"}
-        },
-        "gpus": 1,
-    }
-    assert parse_cluster_info(json.dumps(workers)), "a run would go on without it"
-    client("ssm", aws_server).put_parameter(Name="workers", Type="String", Value=json.dumps(workers))
+    info = {**workers(workers=node_group(zone="us-east-1a", max=2, default_nodes=0)), "prices": {"g5.xlarge": 3600}}
+    client("ssm", aws_server).put_parameter(Name="workers", Type="String", Value=json.dumps(info))
     return {**aws_variables, CLUSTER_INFO_VARIABLE: "workers"}
 
 

@@ -25,11 +25,11 @@ from ray_on_ecs.contract import (
     DASHBOARD_URL,
     DEFAULT_POOL,
     DOCUMENTS_VARIABLE,
+    GPUS,
     NODE_GROUP_VARIABLE,
     NOTEBOOK_PORT,
     RUNS_PREFIX,
     WORKER_TIMEOUT,
-    gpu_name,
     secrets_prefix,
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
@@ -115,11 +115,10 @@ def test_preprocessing_requests_cpu_workers_by_their_label() -> None:
 
 
 def test_gpus_have_the_names_of_ec2() -> None:
-    """A stack stores other names beside its instance types, and a preview of an older one would show it."""
     for name, facts in instance_types().items():
         gpus = [gpu["Name"] for gpu in facts.get("GpuInfo", {}).get("Gpus", []) if gpu["Manufacturer"] == "NVIDIA"]
         if gpus and "x86_64" in facts["ProcessorInfo"]["SupportedArchitectures"] and gpus[0] not in GPUS_TOO_OLD:
-            assert gpu_name([name]) == gpus[0]
+            assert GPUS[name.partition(".")[0]] == gpus[0]
 
 
 def test_every_port_is_documented() -> None:

@@ -76,24 +76,19 @@ def _of_nodes(
     for node in nodes.values():
         count = len(node.instances)
         yield Limit(node.key, count, count, 40, "instance types of an Auto Scaling group")
-    zones = {zone for node in nodes.values() for zone in node.zones} | {f"{location.region}a"}
     content = document(
         nodes,
         scales,
-        1000,
         cluster=prefix + SUFFIX,
         zone=f"{location.region}a",
-        subnets=dict.fromkeys(zones, f"subnet-{17 * '0'}"),
         group_names={kind: f"{prefix}-{kind}{GROUP_SUFFIX}" for kind in nodes},
         provider_names={kind: f"{prefix}-{kind}{PROVIDER_SUFFIX}" for kind in nodes},
-        placement_groups={zone: f"{prefix}-{WORKERS}-placement-{zone}-1a2b3c4" for zone in zones},
     )
     pools = {node.pool for node in nodes.values()} - SETTINGS.keys() - {""}
     workers = nodes[WORKERS]
     count = len(dict.fromkeys(name for node in nodes.values() if node.pool for name in node.instance_types))
     field, count, less = (FIELD, len(pools), FEWER_POOLS) if pools else (workers.key, count, "use fewer")
-    size = len(json.dumps(content))
-    yield Limit(field, count, size, 4096, "characters of the cluster's SSM parameter", less)
+    yield Limit(field, count, len(content), 4096, "characters of the cluster's SSM parameter", less)
 
 
 def _of_roles(args: RayClusterArgs, prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:

@@ -277,7 +277,7 @@ def _node_group(nodes: Sequence[Node], group: NodeGroup | None = None) -> str:
         types = Counter(f"{node.instance_type}{markets.get(node.market, ' on demand')}" for node in named)
         return text + ", ".join([*(f"{number} x {name}" for name, number in types.items()), _usage(nodes)])
     size = f"{gpus_of(group)} x {group['gpu']}" if group["gpu"] else counted(group["units"], "CPU")
-    return text + (f"{' or '.join(group['types'])} ({size})" if group["types"] else f"{size} each")
+    return f"{text}{' or '.join(group['types'])} ({size})"
 
 
 def _usage(nodes: Sequence[Node]) -> str:

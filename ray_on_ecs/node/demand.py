@@ -151,7 +151,7 @@ def _unknown(has_cpu_workers: bool) -> ClusterInfo:
     }
     cpu_workers: NodeGroup = {**group, "pool": CPU_POOL, "gpu": ""}
     groups = {WORKERS: group} | ({CPU_WORKERS: cpu_workers} if has_cpu_workers else {})
-    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None}
+    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None, "network_gbits": {}}
 
 
 def node_in_use(gcs_address: str, ip_address: str) -> bool | None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, is_node_group, read_cluster_info
 from ray_on_ecs.contract import CPU_WORKERS, DEFAULT_POOL, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
@@ -87,13 +87,9 @@ def nodes_of(ray: Mapping[str, Any]) -> list[Node]:
 def workers_of(ray: Mapping[str, Any]) -> ClusterInfo | None:
     """Return the stack's workers in a state of Ray, without prices; None if it does not have them."""
     groups = ray.get("groups")
-    if not (isinstance(groups, dict) and groups and all(map(_is_complete, groups.values()))):
+    if not (isinstance(groups, dict) and groups and all(map(is_node_group, groups.values()))):
         return None
-    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None}
-
-
-def _is_complete(group: Any) -> bool:
-    return isinstance(group, dict) and group.keys() >= NodeGroup.__required_keys__
+    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None, "network_gbits": {}}
 
 
 def _pool_of(kind: Any, info: ClusterInfo | None) -> str:

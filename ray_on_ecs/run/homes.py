@@ -164,7 +164,7 @@ class RayCluster(Home):
         if not self._choice:
             return super().network_of(node_ids)
         info, kind = self._choice.info, self._choice.kind
-        group, gbits = info["groups"][kind], info.get("network_gbits", {})
+        group, gbits = info["groups"][kind], info["network_gbits"]
         types = self._of_ray.types_of(node_ids) or group["types"]
         slowest = min((gbits[name] for name in types if name in gbits), default=None)
         return InstanceNetwork(tuple(types), group.get("efa", 0), slowest)

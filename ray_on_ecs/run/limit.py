@@ -120,8 +120,8 @@ def check_prices(info: ClusterInfo | None, kinds: Collection[str]) -> None:
     prices = info["prices"] or {}
     types = {each for kind in kinds or info["groups"] for each in info["groups"][kind]["types"]}
     unknown = sorted(types - prices.keys())
-    if unknown or not prices:
-        raise UsageError(f"--max-usd: the price of {listed(unknown) or 'an instance'} is not known; {way_on}")
+    if unknown:
+        raise UsageError(f"--max-usd: the price of {listed(unknown)} is not known; {way_on}")
 
 
 def spent_before(config: RunConfig, storage: RunStorage) -> Spent:

@@ -99,13 +99,9 @@ def default_workers(config: RunConfig, info: ClusterInfo) -> int | None:
     """
     if config.device == "cpu":
         return None
-    groups = info["groups"]
-    numbers: dict[str, int] = {}
-    for kind in candidates(config, info):  # the first one of a pool has its number
-        group = groups[kind]
-        numbers.setdefault(group["pool"], group["default_nodes"] * pools.gpus_of(group))
-    known = list(filter(None, numbers.values())) if _named(config) else list(numbers.values())[:1]
-    return min(known, default=0) or None
+    groups = [info["groups"][kind] for kind in candidates(config, info)]
+    numbers = [group["default_nodes"] * pools.gpus_of(group) for group in groups]
+    return min(numbers if _named(config) else numbers[:1], default=0) or None
 
 
 def first_need(config: RunConfig, info: ClusterInfo) -> tuple[str, int] | None:
@@ -308,7 +304,7 @@ class PoolChoice:
         self._most.setdefault(kind, 0)
         self._watch = self._watch_of(kind, self._now())
         number = pools.instances_for(self._config.fewest_workers, group, use_gpu=self.uses_gpus)
-        types, prices = " or ".join(group["types"]) or "node", self.info["prices"] or {}
+        types, prices = " or ".join(group["types"]), self.info["prices"] or {}
         known = [prices[each] for each in group["types"] if each in prices]
         usd = f", up to {number * max(known):.2f} USD an hour" if known else ""
         if group.get("reservation", {}).get("is_block"):

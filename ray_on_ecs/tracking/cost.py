@@ -103,7 +103,7 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
 def labelled(instance: InstanceKind, info: ClusterInfo) -> InstanceKind:
     """Return an instance with its type and market; without labels it counts as the first choice of its kind."""
     group = info["groups"].get(instance.kind)
-    first = group["types"][0] if group and group["types"] else None
+    first = group["types"][0] if group else None
     market = SPOT if group and group["spot"] else ON_DEMAND
     return InstanceKind(instance.instance_type or first, instance.market or market, instance.kind)
 

@@ -57,7 +57,7 @@ def group(pool: str, gpu: str) -> dict[str, Any]:
 
 POOLS = {"workers": group("default", "A10G"), "h100-workers": group("h100", "H100"), "a-workers": group("a", "A100")}
 STACK = {
-    "info": {"cluster": "ray", "groups": POOLS, "prices": {"p5.48xlarge": 40.0}, "head_usd": 0.2},
+    "info": {"cluster": "ray", "groups": POOLS, "prices": {"p5.48xlarge": 40.0}, "head_usd": 0.2, "network_gbits": {}},
     "refused": {"a": no_capacity("p4d.24xlarge", "b")},
 }
 

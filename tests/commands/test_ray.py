@@ -12,7 +12,7 @@ from ray_on_ecs.node import ports
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 from tests.local_cluster import STARTS
-from tests.worker_pools import node_group
+from tests.worker_pools import cpu_group, node_group, workers
 
 # Prints the used GPUs, which keep a stack's workers, and the needed GPUs, which start workers.
 SHOW = """
@@ -333,19 +333,14 @@ def test_gpus_are_needed_by_a_cluster_without_any(environment: dict[str, str], t
 
 
 def test_requests_count_for_the_pool_that_they_select(environment: dict[str, str]) -> None:
-    scaling = {"min": 0, "max": 4, "idle_minutes": 30, "units": 1, "group": "", "provider": ""}
-    document = {
-        "types": ["g5.xlarge"],
-        "zones": [{"zone": "us-west-2a"}],
-        **{"spread": False, "spot": False, "prices": None, "head_usd": None},
-        "scaling": {"workers": scaling, "cpu-workers": {**scaling, "units": 8}},
-        "pools": {
-            "workers-b": node_group(zone="us-west-2b"),
-            "h100-workers": node_group("h100", "p5.48xlarge", units=8),
-        },
-    }
+    info = workers(
+        workers=node_group(),
+        workers_b=node_group(zone="us-west-2b"),
+        cpu_workers=cpu_group(),
+        h100_workers=node_group("h100", "p5.48xlarge", units=8),
+    )
     node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
-    assert lines_of(SHOW + SELECTS, json.dumps(document), environment=node) == [
+    assert lines_of(SHOW + SELECTS, json.dumps(info), environment=node) == [
         [{"cpu-workers": 3, "h100-workers": 3, "workers-b": 1}, ["1 GPU, 1 CPU and ray.io/accelerator-type in (L4)"]],
         [{"cpu-workers": 5, "h100-workers": 8, "workers-b": 1}, []],
     ]

@@ -13,13 +13,12 @@ from typing import Any
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
-from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import CLUSTERS_PREFIX, CPU_POOL, DEFAULT_POOL, secrets_prefix
 from ray_on_ecs.jobs.documents import HEAD as STATE
 from tests.containers.engine import Engine, arguments
 from tests.local_cluster import BUSY_MACHINE
 from tests.waiting import LIMIT_SECONDS, until
-from tests.worker_pools import node_group
+from tests.worker_pools import cpu_group, node_group, workers
 
 ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
@@ -55,19 +54,14 @@ POOLS = {"worker": DEFAULT_POOL, "cpu-worker": CPU_POOL, "gpu-worker": DEFAULT_P
 WITH_GPU = {"gpu-worker", "l4-worker"}
 # The stack's description of the workers, and the instance metadata: a dollar a second. It does not name an ECS
 # cluster, so the head scales nothing.
-LIMITS = {"min": 0, "idle_minutes": 30, "units": 1, "group": "workers", "provider": "workers"}
 WORKERS = {
-    "group": "workers",
-    "types": ["g5.xlarge"],
-    "default_gpus": 1,
-    "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-1", "placement_group": None}],
-    "spot": False,
-    "spread": False,
+    **workers(
+        workers=node_group(zone="us-east-1a", group="workers"),
+        cpu_workers=cpu_group(types=["g5.xlarge"], zone="us-east-1a", units=1, max=1, group="workers"),
+        l4_workers=node_group("l4", "g6.xlarge", zone="us-east-1b", max=1),
+    ),
+    "cluster": "",
     "prices": {"g5.xlarge": 3600, "g6.xlarge": 3600},
-    "head_usd": None,
-    "scaling": {"workers": {**LIMITS, "max": 4}, "cpu-workers": {**LIMITS, "max": 1}},
-    "gpus": 1,
-    "pools": {"l4-workers": node_group("l4", "g6.xlarge", zone="us-east-1b", max=1)},
 }
 INSTANCE = {"instance_type": "g5.xlarge", "zone": "us-east-1a", "market": "on-demand"}
 L4_INSTANCE = {"instance_type": "g6.xlarge", "zone": "us-east-1b", "market": "on-demand"}
@@ -248,9 +242,7 @@ class Cluster:
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
             image,
         )  # fmt: skip
-        description = json.dumps(WORKERS)
-        assert parse_cluster_info(description), "head and runs would go on without it"
-        create = CREATE.format(bucket=BUCKET, name=CLUSTER_INFO, value=description)
+        create = CREATE.format(bucket=BUCKET, name=CLUSTER_INFO, value=json.dumps(WORKERS))
         until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0)
 
     def start_head(self) -> None:

@@ -64,7 +64,7 @@ class Runs:
 def test_unknown_pool_is_refused_with_the_list(cluster: Cluster) -> None:
     command = ("ray-on-ecs", "run", "--pool=h100", "image_classifier.py")
     done = cluster.engine.execute(cluster.head, *command, check=False)
-    listed = "default (4 x g5.xlarge: A10G), cpu (1 x 1 CPU) and l4 (1 x g6.xlarge: L4)"
+    listed = "default (4 x g5.xlarge: A10G), cpu (1 x g5.xlarge: 1 CPU) and l4 (1 x g6.xlarge: L4)"
     assert done.returncode == 2, done.stderr
     assert done.stderr == f"ray-on-ecs: --pool: 'h100' is not a pool of this stack; it has {listed}\n"
 

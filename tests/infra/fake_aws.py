@@ -26,7 +26,7 @@ from infra.config import buckets, code_build, docker, file_systems, prices, rese
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
 from infra.types import NodeSpec, Price
-from ray_on_ecs.contract import gpu_name
+from ray_on_ecs.contract import GPUS
 from tests.infra.fake_file_systems import FakeFileSystems
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
@@ -518,7 +518,7 @@ def group_tags(prefix: str = CLUSTER, *, stack: str = STACK, project: str = PROJ
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
     """Instance type with valid defaults."""
-    gpu = gpu_name([name]) if gpus else ""
+    gpu = GPUS.get(name.partition(".")[0], "GPU") if gpus else ""
     return InstanceType(name=name, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",), gpus=gpus, gpu_name=gpu)
 
 

@@ -6,46 +6,28 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pulumi
 import pytest
 
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
-from infra.types import NetworkRef, NodeSpec, Scale
+from infra.types import NodeSpec, Reservation, Scale
 from ray_on_ecs import cluster_info
 from ray_on_ecs.cluster_info import NodeGroup, parse_cluster_info
 from tests.infra.fake_aws import Cloud, later, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
-OF_WORKERS = {"units": 1, "group": "workers-group", "provider": "workers-provider"}
-OF_CPU_WORKERS = {
-    "units": 4,
-    "types": ["c6i.2xlarge"],
-    "group": "cpu-workers-group",
-    "provider": "cpu-workers-provider",
-}
 KINDS = ("workers", "workers-a", "cpu-workers", "h100-workers", "h100-workers-a", "prep-workers")
 FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
 
 
 def document(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD, **more: Any) -> str:
     """The text of the parameter."""
-    nowhere = later("")
-    network = NetworkRef(
-        zone="us-west-2b",
-        subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},
-        tasks_group_id=nowhere,
-        instances_group_id=nowhere,
-        network=pulumi.Resource.__new__(pulumi.Resource),
-    )
     given: dict[str, Any] = {
         "nodes": {"head": head, "workers": worker},
         "scales": {"workers": FIXED},
-        "default_gpus": 2,
         "cluster": "ray",
+        "zone": later("us-west-2b"),
         "group_names": {kind: f"{kind}-group" for kind in KINDS},
         "provider_names": {kind: f"{kind}-provider" for kind in KINDS},
-        "network": network,
-        "placement_groups": {"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
     }
     component = cloud.run(lambda: ClusterInfo("cluster-info", ClusterInfoArgs(**{**given, **more})))
     parameter = cloud.resources["cluster-info-parameter"].inputs
@@ -77,78 +59,52 @@ def test_cluster_info_has_the_prices_that_are_known(
     assert facts(cloud, worker, nodes=nodes, scales=scales)["prices"] == prices
 
 
-# The document of every stack with these workers before there were other pools, byte by byte.
-OF_ONE_ZONE = (
-    '{"cluster": "ray", "group": "workers-group", "types": ["g5.xlarge"], "gpus": 1, "default_gpus": 2, "zones": '
-    '[{"zone": "us-west-2b", "subnet_id": "subnet-b", "placement_group": "pg-b"}], "spot": true, "spread": false, '
-    '"prices": null, "disk_usd": 0.016, "head_usd": 0.192, "scaling": {"workers": {"min": 2, "max": 2, "idle_minutes": '
-    '0, "units": 1, "group": "workers-group", "provider": "workers-provider"}}}'
-)
-OF_TWO_ZONES = OF_ONE_ZONE.replace(
-    '"pg-b"}]', '"pg-b"}, {"zone": "us-west-2a", "subnet_id": "subnet-a", "placement_group": "pg-a"}]'
-).replace('"spread": false', '"spread": true')
-SPOT: dict[str, Any] = {"gpus": 1, "spot_count": 2, "disk_usd": 0.016, "pool": "default"}
+def test_text_of_the_smallest_stack(cloud: Cloud) -> None:
+    """Byte by byte: without spaces, as a parameter has at most 4096 characters, and in an order that stays."""
+    worker = node_spec("g5.xlarge", gpus=1, usd=1.006, spot_count=2, disk_usd=0.016, pool="default")
+    assert document(cloud, worker) == (
+        '{"cluster":"ray","groups":{"workers":{"pool":"default","zones":["us-west-2b"],"types":["g5.xlarge"],'
+        '"gpu":"A10G","units":1,"spot":true,"min":2,"max":2,"default_nodes":2,"idle_minutes":0,"disk_usd":0.016,'
+        '"group":"workers-group","provider":"workers-provider"}},"prices":{"g5.xlarge":1.006},"head_usd":0.192,'
+        '"network_gbits":{}}'
+    )
 
 
 @pytest.mark.parametrize(
-    ("more", "text"),
+    ("zones", "known"),
     [
-        ({}, OF_ONE_ZONE),
-        ({"zones": ()}, OF_ONE_ZONE),
-        ({"zones": ("us-west-2b", "us-west-2a"), "spread": True}, OF_TWO_ZONES),
+        (("us-west-2a",), ["us-west-2a"]),
+        ((), ["us-west-2b"]),
+        (("us-west-2b", "us-west-2a"), ["us-west-2b", "us-west-2a"]),
     ],
     ids=["a zone", "the zone of the state", "spread"],
 )
-def test_document_without_other_pools_stays_as_it_was(cloud: Cloud, more: dict[str, Any], text: str) -> None:
-    assert document(cloud, node_spec("g5.xlarge", **SPOT, **more)) == text
+def test_zones_are_those_of_the_nodes(cloud: Cloud, zones: tuple[str, ...], known: list[str]) -> None:
+    worker = node_spec("g5.xlarge", gpus=1, zones=zones)
+    assert facts(cloud, worker)["groups"]["workers"]["zones"] == known
 
 
-def test_gpu_is_told_where_the_family_does_not_tell_it(cloud: Cloud) -> None:
-    unknown = node_spec("g99.xlarge", **SPOT)
+def test_gpu_has_the_name_of_ec2(cloud: Cloud) -> None:
+    unknown = node_spec("g99.xlarge", gpus=1)
     [instance] = unknown.instances
     named = replace(unknown, instances=(replace(instance, gpu_name="X100"),))
-    made = document(cloud, named)
-    assert json.loads(made)["gpu"] == "X100"
-    info = parse_cluster_info(made)
-    assert info is not None
-    assert info["groups"]["workers"]["gpu"] == "X100"
+    assert facts(cloud, named)["groups"]["workers"]["gpu"] == "X100"
 
 
-def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
-    [zone] = facts(cloud, node_spec("g5.xlarge", 1, gpus=1))["zones"]
-    assert zone["placement_group"] is None
-
-
-def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
-    worker, cpu_worker = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
-    come_and_go = Scale(initial_count=2, min_count=0, max_count=4, default_job_count=2, idle_minutes=60)
-    document = facts(
-        cloud,
-        worker,
-        nodes={"head": HEAD, "workers": worker, "cpu-workers": cpu_worker},
-        scales={"workers": come_and_go, "cpu-workers": FIXED},
-    )
-    assert document["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
-    assert document["types"] == ["g5.xlarge"]
-    assert document["scaling"] == {
-        "workers": {"min": 0, "max": 4, "idle_minutes": 60, **OF_WORKERS},
-        "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0, **OF_CPU_WORKERS},
-    }
-
-
-def test_the_zone_may_be_an_output(cloud: Cloud) -> None:
-    """The zone that the state keeps, with its subnet and placement group."""
-    [zone] = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=()))["zones"]
-    assert zone == {"zone": "us-west-2b", "subnet_id": "subnet-b", "placement_group": "pg-b"}
+def test_efa_and_reservation_are_told_where_they_are(cloud: Cloud) -> None:
+    reservation = Reservation(id="cr-0123456789abcdef0", is_block=True, zone="us-west-2b", count=2)
+    worker = node_spec("p5.48xlarge", gpus=8, efa_cards=(0, 1, 2), reservation=reservation)
+    group = facts(cloud, worker)["groups"]["workers"]
+    assert (group["efa"], group["reservation"]) == (3, {"id": reservation.id, "is_block": True})
 
 
 def test_unknown_head_price_is_none(cloud: Cloud) -> None:
     assert facts(cloud, node_spec("g5.xlarge", gpus=1), head=node_spec("m5.xlarge", 1))["head_usd"] is None
 
 
-def test_further_kinds_are_readable(cloud: Cloud) -> None:
+def test_each_kind_is_readable(cloud: Cloud) -> None:
     h100 = node_spec("p5.48xlarge", 3, gpus=8, usd=55.04, pool="h100", disk_usd=0.1)
-    worker = node_spec("g5.xlarge", usd=1.0, **SPOT)
+    worker = node_spec("g5.xlarge", usd=1.0, gpus=1, pool="default")
     there: dict[str, Any] = {"zones": ("us-west-2a",), "shares": True}
     nodes = {
         "head": HEAD,
@@ -159,41 +115,36 @@ def test_further_kinds_are_readable(cloud: Cloud) -> None:
         "h100-workers-a": replace(h100, **there),
         "prep-workers": node_spec("c6i.8xlarge", 2, vcpus=32, usd=1.36, pool="prep"),
     }
-    few = replace(FIXED, min_count=0, initial_count=0, idle_minutes=30)
-    text = document(cloud, worker, nodes=nodes, scales={kind: few if kind in there else FIXED for kind in KINDS})
-    info = parse_cluster_info(text)
+    few = Scale(initial_count=0, min_count=0, max_count=4, default_job_count=3, idle_minutes=30)
+    scales = {kind: few if kind == "h100-workers" else FIXED for kind in KINDS}
+    info = parse_cluster_info(document(cloud, worker, nodes=nodes, scales=scales))
     assert info is not None
-    assert set(info["groups"]) == set(KINDS)
+    assert info.keys() == cluster_info.ClusterInfo.__required_keys__
+    assert [*info["groups"]] == [*KINDS]
+    assert all(group.keys() == NodeGroup.__required_keys__ for group in info["groups"].values())
     assert info["prices"] == {"g5.xlarge": 1.0, "c6i.2xlarge": 0.34, "p5.48xlarge": 55.04, "c6i.8xlarge": 1.36}
-    pools = json.loads(text)["pools"]
-    assert all(group.keys() == NodeGroup.__required_keys__ for group in pools.values())
-    assert pools["h100-workers"] == {
+    assert info["groups"]["h100-workers"] == {
         "pool": "h100",
         "zones": ["us-west-2b"],  # an Output
         "types": ["p5.48xlarge"],
         "gpu": "H100",
         "units": 8,
         "spot": False,
-        "min": 2,
-        "max": 2,
-        "default_nodes": 2,
-        "idle_minutes": 0,
+        "min": 0,
+        "max": 4,
+        "default_nodes": 3,
+        "idle_minutes": 30,
         "group": "h100-workers-group",
         "provider": "h100-workers-provider",
         "disk_usd": 0.1,
     }
-    assert (pools["workers-a"]["pool"], pools["workers-a"]["zones"]) == ("default", ["us-west-2a"])
-    assert (pools["prep-workers"]["gpu"], pools["prep-workers"]["units"]) == ("", 32)
-    assert [zone["zone"] for zone in json.loads(text)["zones"]] == ["us-west-2b"]
-
-
-def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
-    text = document(cloud, node_spec("g5.xlarge", gpus=1))
-    info = parse_cluster_info(text)
-    assert info is not None
-    assert info.keys() == cluster_info.ClusterInfo.__required_keys__
-    assert info["groups"]["workers"].keys() == NodeGroup.__required_keys__
-    made = json.loads(text)
-    for key in made.keys() - {"default_gpus", "disk_usd", "cluster", "group", "gpus"}:
-        lacking = json.dumps({name: value for name, value in made.items() if name != key})
-        assert parse_cluster_info(lacking) is None, key
+    told = {kind: (group["pool"], *group["zones"], group["gpu"]) for kind, group in info["groups"].items()}
+    assert told == {
+        "workers": ("default", "us-west-2b", "A10G"),
+        "workers-a": ("default", "us-west-2a", "A10G"),
+        "cpu-workers": ("cpu", "us-west-2b", ""),
+        "h100-workers": ("h100", "us-west-2b", "H100"),
+        "h100-workers-a": ("h100", "us-west-2a", "H100"),
+        "prep-workers": ("prep", "us-west-2b", ""),
+    }
+    assert info["groups"]["prep-workers"]["units"] == 32

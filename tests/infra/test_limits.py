@@ -117,15 +117,15 @@ def check_pools(*, nodes: dict[str, NodeSpec], **settings: Any) -> None:
     ("below", "above", "line"),
     [
         (
-            with_pools(**{f"p{number}": 1 for number in range(9)}),
-            with_pools(**{f"p{number}": 1 for number in range(11)}),
-            r"worker_pools: its 11 values make 4\d{3} characters of the cluster's SSM parameter, of at most 4096; use "
+            with_pools(**{f"p{number}": 1 for number in range(12)}),
+            with_pools(**{f"p{number}": 1 for number in range(13)}),
+            r"worker_pools: its 13 values make 4\d{3} characters of the cluster's SSM parameter, of at most 4096; use "
             r"fewer pools, or fewer zones of a pool",
         ),
         (
-            with_pools(a=1, b=4),
             with_pools(a=4, b=4, c=4),
-            r"worker_pools: its 3 values make 4\d{3} characters of the cl",
+            with_pools(a=4, b=4, c=4, d=1),
+            r"worker_pools: its 4 values make 4\d{3} characters of the cl",
         ),
         (
             with_pools(a=4),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 
 from infra.config import lookups
 from infra.definitions.sizing import network_gbits
-from ray_on_ecs.cluster_info import parse_cluster_info
 from tests.infra.fake_aws import Cloud, node_spec
-from tests.infra.test_cluster_info import document
+from tests.infra.test_cluster_info import facts
 
 GBITS = {
     "g4dn.xlarge": 5.0,
@@ -52,13 +50,4 @@ def test_run_finds_the_bandwidth_of_each_type(cloud: Cloud) -> None:
         replace(node, instances=(replace(node.instances[0], network_gbits=gbits),))
         for node, gbits in ((worker, 2.5), (head, 1.25))
     )
-    text = document(cloud, worker, head)
-    info = parse_cluster_info(text)
-    assert info is not None
-    assert info["network_gbits"] == {"g5.xlarge": 2.5} == json.loads(text)["network_gbits"]
-
-
-def test_earlier_stack_names_no_bandwidth(cloud: Cloud) -> None:
-    info = parse_cluster_info(document(cloud, node_spec("g5.xlarge", gpus=1)))
-    assert info is not None
-    assert "network_gbits" not in info
+    assert facts(cloud, worker, head)["network_gbits"] == {"g5.xlarge": 2.5}

@@ -279,17 +279,8 @@ def test_price_on_demand_stays_beside_a_block_of_the_same_type() -> None:
     pools = {"a": {**POOL, "capacity_reservation_id": "", "max": 1}, "z": POOL}
     plan, _ = planned(BLOCK, settings={"worker_pools": pools, "check_quotas": False})
     names = dict.fromkeys(plan.nodes, "x")
-    info = document(
-        plan.nodes,
-        plan.scales,
-        8,
-        cluster="ray",
-        zone=ZONE,
-        subnets=dict.fromkeys(["us-west-2a", "us-west-2b", ZONE, ""], "x"),
-        group_names=names,
-        provider_names=names,
-        placement_groups={},
-    )
+    text = document(plan.nodes, plan.scales, cluster="ray", zone=ZONE, group_names=names, provider_names=names)
+    info = json.loads(text)
     assert info["prices"]["p5.48xlarge"] > 55
-    assert info["pools"]["z-workers-c"]["reservation"] == {"id": ID, "is_block": True}
-    assert "reservation" not in info["pools"]["a-workers-c"]
+    assert info["groups"]["z-workers-c"]["reservation"] == {"id": ID, "is_block": True}
+    assert "reservation" not in info["groups"]["a-workers-c"]

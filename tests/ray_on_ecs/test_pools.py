@@ -120,7 +120,7 @@ def test_a_name_that_the_stack_does_not_have_is_refused(given: dict[str, Any], s
 
 def test_pools_in_words() -> None:
     few = workers(workers=node_group(), cpu_workers=cpu_group(), h100_workers=ALL["groups"]["h100-workers"])
-    words = "default (4 x g5.xlarge: A10G), cpu (4 x 8 CPUs) and h100 (2 x p5.48xlarge: 8 x H100)"
+    words = "default (4 x g5.xlarge: A10G), cpu (4 x m7i.2xlarge: 8 CPUs) and h100 (2 x p5.48xlarge: 8 x H100)"
     assert pools.describe(few) == words
     assert pools.describe(workers()) == "no pools"
 
@@ -211,7 +211,7 @@ def test_a_stack_of_one_group_selects_nothing() -> None:
         ({"GPU": 1}, [of("us-west-2c", label=ZONE_LABEL), of("h100", is_not=True)], None),
         ({"GPU": 1}, [of("g6.xlarge", label=TYPE_LABEL)], "mixed-workers"),
         ({"GPU": 1}, [of("g5.xlarge", label=TYPE_LABEL, is_not=True)], "h100-workers"),
-        ({"CPU": 1}, [of("c7i.2xlarge", label=TYPE_LABEL)], "cpu-workers"),
+        ({"CPU": 1}, [of("m7i.2xlarge", label=TYPE_LABEL)], "cpu-workers"),
         ({"GPU": 1}, [of("spot", label=MARKET_LABEL)], "rtx-workers"),
         ({"GPU": 1}, [of("on-demand", label=MARKET_LABEL)], "workers"),
         ({"GPU": 1}, [of("spot", label=MARKET_LABEL), of("h100")], None),

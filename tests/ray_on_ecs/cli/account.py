@@ -22,6 +22,7 @@ from unittest import mock
 
 from ray_on_ecs import cluster_info
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster_info import NodeGroup
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX
 from ray_on_ecs.jobs.documents import HEAD, Documents, HeadState
 from ray_on_ecs.node import ports, ray_status
@@ -30,6 +31,7 @@ from tests.aws import REGION, client, environment
 from tests.front import Front
 from tests.ray_on_ecs.cli.folders import age_object, job
 from tests.ray_on_ecs.ray_head import TOKEN, RayHead
+from tests.worker_pools import node_group, workers
 
 BIN = Path(__file__).with_name("bin")
 REPOSITORY = Path(__file__).parents[3]
@@ -92,36 +94,27 @@ class Account:
         for item in s3.list_objects_v2(Bucket=bucket).get("Contents", ()):
             s3.delete_object(Bucket=bucket, Key=item["Key"])
 
-    def put_workers(self, **changed: Any) -> None:
-        """Write the parameter with the cluster's description."""
-        facts: dict[str, Any] = {
-            "types": ["g5.xlarge"],
-            "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-a", "placement_group": None}],
-            "spot": False,
-            "spread": False,
-            "prices": {"g5.xlarge": 1.006},
-            "head_usd": 0.192,
-            "scaling": {"workers": {}},
-            "gpus": 1,
-        }
+    def put_workers(self, groups: dict[str, dict[str, Any]] | None = None, **changed: Any) -> None:
+        """Write the parameter with the cluster's description; `groups` has the changed values of its kinds."""
+        made = {kind: group_of(kind, values) for kind, values in (groups or {"workers": {}}).items()}
+        facts = {**workers(), "groups": made, "prices": {"g5.xlarge": 1.006}, "head_usd": 0.192}
         document = {key: value for key, value in (facts | changed).items() if value is not ...}
-        if scaling := document.get("scaling"):
-            document["scaling"] = {kind: limits(kind) | own for kind, own in scaling.items()}
         self.aws("ssm").put_parameter(Name=f"{PREFIX}-info", Type="String", Value=json.dumps(document), Overwrite=True)
-        if changed:
+        if groups or changed:
             self.undo.callback(self.put_workers)
 
-    def put_pools(self, changed: dict[str, dict[str, Any]] | None = None, **facts: Any) -> None:
+    def put_pools(self, changed: dict[str, dict[str, Any]] | None = None) -> None:
         """Let the default pool have a second zone, and add a pool with H100s; `changed` are their values by kind."""
-        default = {"pool": "default", "zones": ["us-east-1b"], "types": ["g5.xlarge"], "gpu": "A10G"}
         h100 = {"pool": "h100", "zones": ["us-east-1c"], "types": ["p5.48xlarge"], "gpu": "H100", "units": 8}
-        groups: dict[str, dict[str, Any]] = {"workers-b": default, "h100-workers": h100}
-        common = {"spot": False, "default_nodes": 2, "disk_usd": 0.0}
+        groups: dict[str, dict[str, Any]] = {
+            "workers": {},
+            "workers-b": {"zones": ["us-east-1b"]},
+            "h100-workers": h100,
+        }
         for kind, values in (changed or {}).items():
             groups[kind] = groups.get(kind, h100) | values
-        pools = {kind: {**limits(kind), **common, **values} for kind, values in groups.items()}
-        self.outputs["services"] |= {kind: service_name(kind) for kind in pools}
-        self.put_workers(**{"prices": {"g5.xlarge": 1.006, "p5.48xlarge": 55.04}, "pools": pools} | facts)
+        self.outputs["services"] |= {kind: service_name(kind) for kind in groups}
+        self.put_workers(groups, prices={"g5.xlarge": 1.006, "p5.48xlarge": 55.04})
 
     def put_alarm(self, kind: str, state: str = "OK") -> None:
         """Make the alarm that stops idle nodes of a kind, in this state."""
@@ -240,10 +233,11 @@ def group_name(kind: str) -> str:
     return f"{PREFIX}-{kind}-group"
 
 
-def limits(kind: str) -> dict[str, Any]:
-    """The limits of a kind in the cluster's description."""
+def group_of(kind: str, changed: dict[str, Any]) -> NodeGroup:
+    """A node group in the cluster's description; by default of two g5.xlarge."""
     names = {"group": group_name(kind), "provider": f"{PREFIX}-{kind}-provider"}
-    return {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, **names}
+    values: Any = {"zone": "us-east-1a", "max": 2, **names, **changed}
+    return node_group(**values)
 
 
 @dataclass

@@ -235,7 +235,7 @@ def test_alarm_that_does_not_stop_idle_workers_is_named(stack: Laptop) -> None:
     assert line_of(done, "scale-in").endswith(" | pulumi up")
     stack.put_alarm("workers")
     assert done.returncode == 0
-    stack.put_workers(scaling={"workers": {"min": 2, "max": 2, "idle_minutes": 30}})
+    stack.put_workers({"workers": {"min": 2}})
     assert states(stack.run("doctor"))["scale-in"] == "ok"
 
 

@@ -208,7 +208,7 @@ def test_stack_costs_while_its_head_cannot_be_reached(stack: Laptop) -> None:
 
 
 def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
-    stack.put_workers(scaling=...)
+    stack.put_workers(network_gbits=...)
     rows = shown(stack.run("status"))
     why = f"unknown ({stack.outputs['cluster_info_parameter']} has no valid cluster info; pulumi up writes it)"
     assert rows["scale-in"] == why
@@ -262,7 +262,7 @@ def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
         ([{}], {}, IDLE_USD + 2 * 1.006),
         ([{}, {}, {}], {}, IDLE_USD + 3 * 1.006),
         ([{"ray.io/market-type": "spot"}] * 2, {}, IDLE_USD + 2 * SPOT_USD),
-        ([], {"spot": True}, IDLE_USD + 2 * SPOT_USD),
+        ([], {"groups": {"workers": {"spot": True}}}, IDLE_USD + 2 * SPOT_USD),
         (
             [{"instance-type": "g5.2xlarge"}] * 2,
             {"prices": {"g5.xlarge": 1.006, "g5.2xlarge": 1.212}},
@@ -280,7 +280,7 @@ def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
     ],
 )
 def test_cost_per_hour(
-    stack: Laptop, nodes: list[dict[str, Any]], changed: dict[str, object], hourly: float | None
+    stack: Laptop, nodes: list[dict[str, Any]], changed: dict[str, Any], hourly: float | None
 ) -> None:
     """Two instances of workers run; those without a node are starting."""
     stack.put_workers(**changed)
@@ -358,7 +358,7 @@ def test_single_answer_of_another_program_hides_only_its_values(
     stack: Laptop, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aws, "ATTEMPTS", 1)
-    stack.put_workers(spot=True)
+    stack.put_workers({"workers": {"spot": True}})
     stack.replace_service("workers", 1)
     stack.stop_task({"stoppedReason": "Essential container in task exited"})
     stack.front.replaced = {operation}
@@ -462,11 +462,12 @@ def test_reservation_that_ec2_does_not_describe_has_its_reason(stack: Laptop) ->
 
 
 def test_zones_of_a_pool_are_together(stack: Laptop) -> None:
-    stack.put_pools(scaling={"workers": {}, "cpu-workers": {"units": 4, "max": 1}})
+    cpu = {"pool": "cpu", "zones": ["us-east-1a"], "types": ["c7i.large"], "gpu": "", "units": 4, "max": 1}
+    stack.put_pools({"cpu-workers": cpu})
     stack.head.add_worker(gpus=0.0, **{"ray.io/node-group": "cpu-workers", "instance-type": "c7i.large"})
     done = stack.run("status")
     rows = shown(done)
-    assert re.findall("^  (default|cpu|h100)", done.stdout, re.MULTILINE) == ["default", "cpu", "h100"]
+    assert re.findall("^  (default|cpu|h100)", done.stdout, re.MULTILINE) == ["default", "h100", "cpu"]
     assert rows["default"].count("0 of 2 nodes") == 2
     assert rows["cpu"] == "1 of 1 node in us-east-1a: 1 x c7i.large on demand, 0 of 4 CPUs in use"
 

@@ -228,7 +228,6 @@ def test_document_has_pool_and_network_beside_the_command(storage: Path) -> None
     ("given", "info", "workers"),
     [
         ({}, stack_with(default_nodes=2), 2),
-        ({}, stack_with(default_nodes=0), None),  # one of an earlier version
         ({}, stack_with(gpu=""), None),  # a stack without GPUs
         ({}, None, None),  # one whose description can't be read
         ({"num_workers": "1:4"}, stack_with(), "1:4"),
@@ -237,7 +236,6 @@ def test_document_has_pool_and_network_beside_the_command(storage: Path) -> None
         ({"gpu": "A10G"}, stack_with(), 2),
         ({"pool": "h100"}, stack_with(), 16),
         ({"gpu": "H100,A10G"}, stack_with(), 2),
-        ({"pool": "h100,default"}, stack_with(default_nodes=0), 16),
     ],
 )
 def test_run_without_a_number_of_workers_has_the_stacks(

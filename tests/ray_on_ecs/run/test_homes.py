@@ -125,7 +125,7 @@ def test_network_of_the_nodes_is_that_of_their_types(
     assert home.network_of({"a", "b"}) == found
 
 
-def test_network_of_an_earlier_stack_is_not_known(home: Any, choice: Choice) -> None:
-    choice.info = {"groups": {"h100-workers": {"types": ["p5.48xlarge"]}}}
+def test_network_without_efa_and_bandwidth_has_the_types(home: Any, choice: Choice) -> None:
+    choice.info = {"groups": {"h100-workers": {"types": ["p5.48xlarge"]}}, "network_gbits": {}}
     home._of_ray.types_of = lambda node_ids: ["p5.48xlarge"]
     assert home.network_of({"a"}) == InstanceNetwork(("p5.48xlarge",))

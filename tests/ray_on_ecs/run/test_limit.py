@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import LimitReached, UsageError
 from ray_on_ecs.run import admission as admission_module
@@ -31,26 +30,18 @@ from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.run_record import RunRecord, Spent
 from tests.limit_simulator import LimitedRun
 from tests.run_folders import Clock
+from tests.worker_pools import cpu_group, node_group, workers
 
 RUNS = int(os.environ.get("LIMITED_RUNS", "120"))  # more of them every night
 GPU, OTHER = InstanceKind("g5.xlarge", "spot", "workers"), InstanceKind("p5.48xlarge", "spot", "workers")
 SPENT: Spent = {"seconds": 1800.0, "usd": 20.0, "hourly_usd": 40.0}
-STACK: dict[str, Any] = {
-    "group": "g",
-    "types": ["g5.xlarge"],
-    "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-0123", "placement_group": None}],
-    "spot": True,
-    "spread": False,
-    "prices": {"g5.xlarge": 1.5},
-    "head_usd": None,
-    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, "group": "g", "provider": "p"}},
-}
+PRICES = {"g5.xlarge": 1.5}
 
 
-def stack(**changes: Any) -> ClusterInfo:
-    info = parse_cluster_info(json.dumps({**STACK, **changes}))
-    assert info
-    return info
+def stack(prices: dict[str, float] | None = PRICES, others: Any = None, **changes: Any) -> ClusterInfo:
+    """A stack with changed values of its workers, and other node groups."""
+    values: Any = {"zone": "us-east-1a", "spot": True, **changes}
+    return {**workers(workers=node_group(**values), **(others or {})), "prices": prices}
 
 
 @pytest.fixture
@@ -269,7 +260,6 @@ def test_command_that_continues_is_below_its_limit(storage: RunStorage, monkeypa
         ({"prices": None}, "--max-usd: the price of g5.xlarge is not known; "),
         ({"prices": {}}, "--max-usd: the price of g5.xlarge is not known; "),
         ({"types": ["g5.xlarge", "g6.xlarge"]}, "--max-usd: the price of g6.xlarge is not known; "),
-        ({"types": [], "prices": None}, "--max-usd: the price of an instance is not known; "),
     ],
 )
 def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, said: str) -> None:
@@ -279,8 +269,7 @@ def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, sai
 
 
 def test_only_instances_that_the_run_may_get_need_a_price() -> None:
-    own = {**stack()["groups"]["workers"], "types": ["p9.huge"]}
-    info = stack(pools={"new-workers": own})
+    info = stack(others={"new_workers": node_group(types=["p9.huge"])})
     limit.check_prices(info, ["workers"])
     with pytest.raises(UsageError, match=r"p9\.huge"):
         limit.check_prices(info, ["workers", "new-workers"])
@@ -308,7 +297,7 @@ def test_price_is_the_last_known_then_the_on_demand_one(monkeypatch: pytest.Monk
 
 
 CPU = InstanceKind("m7i.xlarge", "on-demand", "cpu-workers")
-WITHOUT_LABELS = InstanceKind(None, None, "cpu-workers")  # of a stack that does not say its type
+WITHOUT_LABELS = InstanceKind(None, None, "cpu-workers")
 
 
 @pytest.mark.parametrize("unknown", [OTHER, CPU, WITHOUT_LABELS, InstanceKind("p9.huge", None, "new-workers")])
@@ -316,8 +305,8 @@ WITHOUT_LABELS = InstanceKind(None, None, "cpu-workers")  # of a stack that does
 def test_unknown_price_is_the_highest_of_the_stack(
     known: list[InstanceKind], unknown: InstanceKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaling = {**STACK["scaling"], "cpu-workers": STACK["scaling"]["workers"]}
-    infos: list[Any] = [stack(scaling=scaling), stack(scaling=scaling, prices=None), None]
+    cpus = {"cpu_workers": cpu_group()}
+    infos: list[Any] = [stack(others=cpus), stack(None, cpus), None]
     monkeypatch.setattr(limit, "read_cluster_info", lambda: infos[0])
     monkeypatch.setattr(limit, "recent_spot_prices", lambda *_, **__: spot(("g5.xlarge", 0.5)))
     prices = Prices()

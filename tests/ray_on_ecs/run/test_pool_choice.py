@@ -42,17 +42,17 @@ def group(pool: str, gpu: str, zone: str, types: list[str], **changed: Any) -> d
 
 A10G = {
     "workers": group("default", "A10G", "a", ["g5.xlarge"]),
-    "workers-b": group("default", "A10G", "b", ["g5.xlarge"], default_nodes=0),
-    "workers-c": group("default", "A10G", "c", ["g5.xlarge"], default_nodes=0),
+    "workers-b": group("default", "A10G", "b", ["g5.xlarge"]),
+    "workers-c": group("default", "A10G", "c", ["g5.xlarge"]),
 }
 H100 = {"h100-workers": group("h100", "H100", "c", ["p5.48xlarge"], units=8, max=2, default_nodes=2)}
 A100 = {"p4d-workers": group("p4d", "A100", "a", ["p4d.24xlarge"], units=8, max=1)}
-CPU = {"cpu-workers": group("cpu", "", "a", [], units=8)}
+CPU = {"cpu-workers": group("cpu", "", "a", ["m7i.2xlarge"], units=8)}
 
 
 def stack(*groups: Mapping[str, Any], **changed: Any) -> Any:
     merged = {kind: each for part in groups for kind, each in part.items()}
-    return {"cluster": "ray", "groups": merged, "prices": None, "head_usd": None, **changed}
+    return {"cluster": "ray", "groups": merged, "prices": None, "head_usd": None, "network_gbits": {}, **changed}
 
 
 def config(**settings: Any) -> RunConfig:
@@ -265,9 +265,9 @@ def test_candidates_of_a_stack_without_gpus(device: str, kinds: list[str]) -> No
             9,
             "pool h100 (2 x p5.48xlarge in us-east-1c): first of --gpu A10G,H100 that can hold 9 workers",
         ),
-        ({"pool": "cpu"}, 2, "pool cpu (1 x node in us-east-1a): --pool cpu"),
-        ({"pool": "cpu"}, 20, "pool cpu (3 x node in us-east-1a): --pool cpu"),
-        ({"device": "cpu"}, 2, "pool cpu (1 x node in us-east-1a): the run is on CPUs"),
+        ({"pool": "cpu"}, 2, "pool cpu (1 x m7i.2xlarge in us-east-1a): --pool cpu"),
+        ({"pool": "cpu"}, 20, "pool cpu (3 x m7i.2xlarge in us-east-1a): --pool cpu"),
+        ({"device": "cpu"}, 2, "pool cpu (1 x m7i.2xlarge in us-east-1a): the run is on CPUs"),
         ({"device": "cpu", "pool": "h100"}, 64, "pool h100 (1 x p5.48xlarge in us-east-1c): --pool h100"),
     ],
 )

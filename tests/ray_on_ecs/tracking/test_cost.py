@@ -20,29 +20,14 @@ from ray_on_ecs.tracking.cost import (
     total_usd,
 )
 from tests.aws import REGION, client
+from tests.worker_pools import cpu_group, node_group, workers
 
 NAME = "workers-of-the-tests"
-WORKERS = {
-    "types": ["g5.xlarge", "g6.xlarge"],
-    "zones": [{"zone": f"{REGION}a", "subnet_id": "subnet-a", "placement_group": None}],
-    "spot": False,
-    "spread": False,
-    "prices": {"g5.xlarge": 1.006, "g6.xlarge": 0.8048},
-    "head_usd": 0.192,
-    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, "group": "g", "provider": "p"}},
-    "gpus": 1,
-}
-H100 = {
-    **{"pool": "h100", "zones": [f"{REGION}b"], "types": ["p5.48xlarge"], "gpu": "H100", "units": 8, "spot": True},
-    **{"min": 0, "max": 2, "default_nodes": 2, "idle_minutes": 30, "group": "g", "provider": "p", "disk_usd": 0.5},
-}
-POOLS = {
-    "prices": {"g5.xlarge": 1.006, "p5.48xlarge": 55.04, "c7i.large": 0.09},
-    "pools": {
-        "h100-workers": H100,
-        "prep-workers": {**H100, "pool": "prep", "types": ["c7i.large"], "gpu": "", "spot": False},
-    },
-}
+PRICES = {"g5.xlarge": 1.006, "g6.xlarge": 0.8048}
+H100 = node_group("h100", "p5.48xlarge", zone=f"{REGION}b", units=8, spot=True, disk_usd=0.5)
+PREP = cpu_group("prep", types=["c7i.large"], zone=f"{REGION}b")
+OF_POOLS = {"g5.xlarge": 1.006, "p5.48xlarge": 55.04, "c7i.large": 0.09}
+POOLS: dict[str, Any] = {"pools": {"h100_workers": H100, "prep_workers": PREP}, "prices": OF_POOLS}
 G5 = InstanceKind("g5.xlarge", "on-demand")
 G5_SPOT = InstanceKind("g5.xlarge", "spot")
 G6 = InstanceKind("g6.xlarge", "on-demand")
@@ -54,15 +39,19 @@ UNLABELLED = InstanceKind()
 def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
-    """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
+    """Puts the stack's document into the parameter, which is not there before; `changed` are values of its workers."""
     monkeypatch.setattr(cluster_info, "_answers", {})
     monkeypatch.setattr(cluster_info, "LIMITS", {})  # a busy machine takes longer
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
 
-    def put_document(text: str | None = None, **changed: Any) -> None:
-        ssm.put_parameter(Name=NAME, Type="String", Value=text or json.dumps(WORKERS | changed), Overwrite=True)
+    def put_document(
+        text: str | None = None, pools: Any = None, prices: Any = PRICES, head_usd: float | None = 0.192, **changed: Any
+    ) -> None:
+        own = node_group("default", "g5.xlarge", "g6.xlarge", zone=f"{REGION}a", **changed)
+        info = {**workers(workers=own, **(pools or {})), "prices": prices, "head_usd": head_usd}
+        ssm.put_parameter(Name=NAME, Type="String", Value=text or json.dumps(info), Overwrite=True)
 
     yield put_document
     ssm.delete_parameters(Names=[NAME])
@@ -91,7 +80,7 @@ def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any]) -> None:
     assert cost is not None
     assert cost["instances"][0]["hourly_usd"] == 0.00001
     assert cost["usd"] == 0.01
-    put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
+    put(zones=["us-west-2z"])
     cluster_info._answers.clear()
     assert cost_of({G5_SPOT: 1000.0}) is None
 
@@ -190,7 +179,7 @@ def test_pools_have_prices_of_their_own_zones_types_and_disks(put: Callable[...,
     [
         InstanceKind("g5.xlarge", "spot", "l4-workers"),  # the pool has been removed meanwhile
         InstanceKind("g5.xlarge", "on-demand", "l4-workers"),
-        InstanceKind(kind="cpu-workers"),  # the stack does not tell their types
+        InstanceKind(kind="cpu-workers"),
         InstanceKind("p4d.24xlarge", "spot", "h100-workers"),
     ],
 )
@@ -249,7 +238,6 @@ def test_run_before_its_start_has_no_time() -> None:
     assert earlier_of(None) == {"seconds": 0.0, "usd": 0.0}
 
 
-OF_WORKERS = WORKERS["scaling"]["workers"]
 HEAD_LINE = (
     "the head costs 0.19 USD an hour (140 a month), network and CloudWatch are extra; pulumi destroy ends the stack"
 )
@@ -288,7 +276,7 @@ H100_SPOT = InstanceKind("p5.48xlarge", "spot", "h100-workers")
 def test_lines_after_a_run_name_what_stays(
     used: dict[InstanceKind, int], limits: dict[str, int], line: str | None, put: Callable[..., Any]
 ) -> None:
-    put(scaling={"workers": {**OF_WORKERS, **limits}})
+    put(**limits)
     assert lines_after_run(lambda seconds: used, then_stop=False) == [*([line] if line else []), HEAD_LINE]
 
 
@@ -302,12 +290,12 @@ def test_lines_after_a_run_name_what_stays(
     ],
 )
 def test_workers_of_then_stop_are_being_stopped(limits: dict[str, int], line: str, put: Callable[..., Any]) -> None:
-    put(scaling={"workers": {**OF_WORKERS, **limits}})
+    put(**limits)
     assert lines_after_run(lambda seconds: {G5: 2}, then_stop=True) == [line, HEAD_LINE]
 
 
 def test_workers_of_several_pools_are_one_line(put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    put(**{**POOLS, "pools": {"h100-workers": {**H100, "min": 1}}})
+    put(pools={"h100_workers": {**H100, "min": 1}}, prices=OF_POOLS)
     monkeypatch.setattr(cost_module, "ask_aws", lambda *_, **__: None)
     [line, _] = lines_after_run(lambda seconds: {G5: 1, H100_SPOT: 1}, then_stop=False)
     assert line == (
@@ -324,7 +312,7 @@ def test_unknown_prices_are_left_out_after_a_run(put: Callable[..., Any]) -> Non
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(30, 1800.0), (0, math.inf)])
 def test_instances_within_the_idle_timeout_count(minutes: int, seconds: float, put: Callable[..., Any]) -> None:
-    put(scaling={"workers": {**OF_WORKERS, "idle_minutes": minutes}})
+    put(idle_minutes=minutes)
     asked: list[float] = []
 
     def most(since: float) -> dict[InstanceKind, int]:
@@ -345,7 +333,7 @@ IN_BLOCK = {**H100, "spot": False, "reservation": {"id": "cr-0123456789abcdef0",
 
 def test_instances_of_a_block_cost_their_disks(put: Callable[..., Any]) -> None:
     """Beside others of the type on demand."""
-    put(prices=POOLS["prices"], pools={"block-workers": IN_BLOCK, "h100-workers": {**H100, "spot": False}})
+    put(pools={"block_workers": IN_BLOCK, "h100_workers": {**H100, "spot": False}}, prices=OF_POOLS)
     of_block = InstanceKind("p5.48xlarge", "capacity-block", "block-workers")
     on_demand = InstanceKind("p5.48xlarge", "on-demand", "h100-workers")
     for market in ("capacity-block", "on-demand", None):  # AWS does not say how the instance's metadata name it
@@ -356,7 +344,7 @@ def test_instances_of_a_block_cost_their_disks(put: Callable[..., Any]) -> None:
 
 def test_reserved_instances_on_demand_have_their_price(put: Callable[..., Any]) -> None:
     reservation = {"id": "cr-0123456789abcdef0", "is_block": False}
-    put(prices=POOLS["prices"], pools={"h100-workers": {**IN_BLOCK, "reservation": reservation}})
+    put(pools={"h100_workers": {**IN_BLOCK, "reservation": reservation}}, prices=OF_POOLS)
     cost = cost_of({InstanceKind("p5.48xlarge", "on-demand", "h100-workers"): 2.0})
     assert cost
     assert cost["usd"] == 110.08

@@ -21,10 +21,9 @@ def stack(**changed: Any) -> Any:
         (stack(), {"STACK_GPUS": "8"}),
         (stack(gpu=""), {"STACK_GPUS": "0"}),
         (stack(max=0), {"STACK_GPUS": "0"}),
-        (stack(default_nodes=0), {}),
         (None, {}),
     ],
-    ids=["a stack", "one without GPUs", "one that may start none", "one of an earlier version", "none"],
+    ids=["a stack", "one without GPUs", "one that may start none", "none"],
 )
 def test_program_knows_the_gpus_of_its_stack(
     info: Any, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
