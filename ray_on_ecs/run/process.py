@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import fcntl
+import logging
 import math
 import os
 import re
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import last_words, memory, supervisor
 from ray_on_ecs.run.bars import Bars
@@ -29,6 +31,8 @@ from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.stacks import ProcessStacks, read
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
+
+logger = logging.getLogger(__name__)
 
 LAST_LINES = 200
 LOG_LINES = 50
@@ -100,7 +104,7 @@ class ScriptProcess:
         self._status_poll = select.poll()
         self._status_poll.register(self._status_reader, select.POLLIN)
         self._told = b""
-        self._has_ended = False
+        self._has_ended = self._has_warned = False
         while b"\n" not in self._told and self._listen(None):
             pass
         self.pid = int(self._told.partition(b"\n")[0] or 0)
@@ -235,13 +239,22 @@ class ScriptProcess:
             parts = ENDS.split(whole)
             for end, mark in zip(parts[::2], parts[1::2], strict=False):
                 line, omitted = _appended(line, end, omitted)
-                self._take(line, omitted, mark)
+                self._survive(self._take, line, omitted, mark)
                 line, omitted = "", 0
             line, omitted = _appended(line, parts[-1], omitted)
         if line:
-            self._take(line, omitted, held)
+            self._survive(self._take, line, omitted, held)
         for state in self._bars.rest():
-            self._options.on_line(f"{state}\n")
+            self._survive(self._options.on_line, f"{state}\n")
+
+    def _survive(self, take: Callable[..., object], *arguments: object) -> None:
+        """Call with a part of the output; an error must not end the reader: the script would wait at a full pipe."""
+        try:
+            take(*arguments)
+        except Exception as cause:  # such as of a full disk
+            if not self._has_warned:
+                logger.warning(f"a line of the output is not shown or recorded, as others may be ({one_line(cause)})")
+            self._has_warned = True
 
     def _take(self, line: str, omitted: int, end: str) -> None:
         line = _shown(line, omitted, self._options.mask)
