@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +40,7 @@ STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines aft
 CHUNK_BYTES = 2**16
 ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
+WORKER_KILLED = "is killed by signal: Killed"  # PyTorch of a DataLoader's process
 SIGKILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 
 
@@ -140,8 +141,12 @@ class ScriptProcess:
             self._reader.join(STACK_SECONDS)
             status, ended_at, largest = told or (-signal.SIGKILL, time.time(), 0)
             self.ended_at, self._status = float(ended_at), int(status)
-            if self._status in SIGKILL_STATUSES and memory.oom_kills() > self._oom_kills:
-                self._words = LastWords(memory.killed_words(int(largest)))
+            words = last_words.read(list(self.last_lines), self._status)
+            is_worker = WORKER_KILLED in words.text
+            if (self._status in SIGKILL_STATUSES or is_worker) and memory.oom_kills() > self._oom_kills:
+                killed = memory.killed_words(int(largest))
+                text = words.text.rstrip(".")
+                self._words = replace(words, text=f"{text}: {killed}") if is_worker else LastWords(killed)
         return self._status
 
     def _listen(self, seconds: float | None) -> bool:

@@ -75,7 +75,7 @@ def wrong_type(line: str) -> None:
 def test_error_in_a_reader_does_not_stop_the_script(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, call: Callable[[str], None], name: str
 ) -> None:
-    options = replace(ProcessOptions(os.environ, tmp_path, str), **{name: call})
+    options = replace(ProcessOptions(os.environ, tmp_path, list[str]().append), **{name: call})
     script = "for n in range(3000): print(n, 'x' * 50)\nprint(' 50%|#  | 1/2 [00:01<00:01, 1it/s]')"
     with ScriptProcess([sys.executable, "-c", script], options) as process:
         assert process.wait(LIMIT_SECONDS) == 0  # more than a pipe holds
