@@ -264,13 +264,13 @@ class ScriptProcess:
     def _take(self, line: str, omitted: int, end: str) -> None:
         line = _shown(line, omitted, self._options.mask)
         if self._bars.is_state(line, end):
-            self._options.on_state(line)
+            self._survive(self._options.on_state, line)
             if shown := self._bars.take(line):
                 self._options.on_line(f"{shown}\n")
             return
         line += "\n" if end else ""
         self.last_lines.append(line)
-        self._options.on_state(line)
+        self._survive(self._options.on_state, line)  # else the line would not be shown
         self._options.on_line(line)
 
 

@@ -75,10 +75,12 @@ def wrong_type(line: str) -> None:
 def test_error_in_a_reader_does_not_stop_the_script(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, call: Callable[[str], None], name: str
 ) -> None:
-    options = replace(ProcessOptions(os.environ, tmp_path, list[str]().append), **{name: call})
+    shown: list[str] = []
+    options = replace(ProcessOptions(os.environ, tmp_path, shown.append), **{name: call})
     script = "for n in range(3000): print(n, 'x' * 50)\nprint(' 50%|#  | 1/2 [00:01<00:01, 1it/s]')"
     with ScriptProcess([sys.executable, "-c", script], options) as process:
         assert process.wait(LIMIT_SECONDS) == 0  # more than a pipe holds
+    assert bool(shown) is (name == "on_state")
     assert len([record for record in caplog.records if "not shown or recorded" in record.message]) == 1
 
 
