@@ -48,9 +48,14 @@ PASSING = (BlockingIOError, ConnectionError, EOFError, InterruptedError, Timeout
 PASSING_NAMES = (
     *("OSError", "aiohttp.", "botocore.", "google.api_core.", "http.client.", "httpx.", "pyarrow.", "ray.exceptions."),
     *("ray.train.", "requests.", "socket.", "ssl.", "torch.AcceleratorError", "torch.distributed.", "urllib.error."),
-    "urllib3.",
+    *("urllib3.", "grpc.", "boto3.exceptions.S3UploadFailedError", "fsspec.exceptions.FSTimeoutError"),
+    *("huggingface_hub.errors.HfHubHTTPError", "huggingface_hub.utils._errors.HfHubHTTPError"),
+    *("mlflow.exceptions.MlflowException", "wandb.errors.CommError", "wandb.errors.errors.CommError"),
 )
-PASSING_TEXTS = ("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by peer", "Connection reset by peer", "cuDNN")
+PASSING_TEXTS = (
+    *("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by peer", "Connection reset by peer", "cuDNN"),
+    "DataLoader worker (pid",  # which was killed, for one of several reasons
+)
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
 MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"
 

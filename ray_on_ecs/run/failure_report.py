@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from ray_on_ecs.config import SETTINGS, RunConfig
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.flags import flags_of
+from ray_on_ecs.run.crashes import CRASHES
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import WorkerRank, WorkerStatus, WorkerStatuses
-from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.run.stacks import Stacks
 from ray_on_ecs.run.stacks_request import SILENT
@@ -46,7 +46,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
     if config.per_node and any(nodes.values()):
         how += f" on node {nodes.get(failed_rank)}"
     reason = failed.words.text or "it printed nothing"
-    explains = not failed.words.text or reason.startswith((FATAL, OUT_OF_MEMORY))
+    explains = not failed.words.text or reason.startswith((*CRASHES, OUT_OF_MEMORY))
     if status < 0 and not explains:
         reason = f"its last line was {reason!r}"
     what = one_line(f"{config.command[0]} {how}: {reason}")

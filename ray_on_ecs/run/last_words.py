@@ -1,13 +1,22 @@
-"""The end of a script's output: the exception of its traceback, or the line that best explains its end."""
+"""The end of a script's output: the exception of its traceback, or the line that best explains its end.
+
+The output is read as blocks from the top: a traceback or a crash, and what follows it up to the next one. A block that
+is followed by many lines was handled by the script, and does not explain its end.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-# Prefix that torch puts before each line of an exception.
-TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+from ray_on_ecs.run import crashes
+from ray_on_ecs.run.crashes import FRAME
+from ray_on_ecs.signals import SIGNALLED
+
+# Prefixes that torch puts before each line of an exception, and torchrun's --tee before each line.
+TORCH_PREFIX = re.compile(r"^(?:\[(?:rank|default)\d+\]: ?)+")
 # How an exception is named at the end of a traceback, with its module.
 EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |:?$)")
 # The same where no header of a traceback stands before it, as with the SyntaxError of the script itself.
@@ -19,18 +28,25 @@ NO_MODULE = re.compile(
 )
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
-# Errors of a program that has started another one, which has written its own error before; up to so many lines, such as
-# torchrun's, are between both.
+# Errors of a program that has started another one, which has written its own error before.
 OF_PARENT = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "BrokenProcessPool")
+# Up to so many lines, such as torchrun's, are between an error and the end of the output.
 LINES_BETWEEN = 12
 # The lines of torchrun's and of Python's logs, and its report of a process that has written nothing.
 LOG_LINE = re.compile(r"[A-Z]\d{4} |\[|\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR)\b")
+OF_ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+OF_TORCHRUN = r"[A-Z]\d{4} \S+ +\d+ \S*torch/|\[[-\d]+ [\d:,]+\] torch\.|[A-Z]+:torch\."
 ELASTIC = re.compile(r"\s+(?:exitcode  : |traceback : (?!To enable))(.+)")
+EXIT_STATUS = re.compile(r"(\d+) \(pid: ")
+# A line that belongs to the one before, as in a stack or a frame of rich; torchrun's log; and a line without a word.
+CONTINUED = re.compile(rf"[\s│╭╰]|frame #\d|(?:Current t|T)hread 0x|Extension modules: |{OF_TORCHRUN}|\W*$")
 # Python's line for a folder that it can't run, which has no traceback; and argparse's for a wrong flag.
 NO_MAIN = re.compile(r"\S*python[\d.]*: can't find '__main__'")
 NO_FLAG = re.compile(r"[\w./-]+: error: ")
-# Hydra's last line, after its error of a configuration.
+# The last line of Hydra after its error of a configuration, and of absl and tyro after a wrong flag.
 HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
+HELP = ("Pass --helpshort or --helpfull", "For full helptext, ")
+ABSL = "FATAL Flags parsing error:"
 # The error of a wrong flag, which some libraries show before their help, or in a box.
 FLAG_ERROR = re.compile(r"(?:[\w./-]+: )?(?:ERROR|FATAL|error|Error)\b.*: ")
 BOX = " |│─╭╮╰╯"
@@ -44,7 +60,6 @@ NO_INPUT = re.compile(
 )
 # Prefixes of Ray's lines on a lost process or node; the last such line has the reason.
 LOST = "The actor "
-FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
 # Also of PyTorch's DataLoader, and after a space of Open MPI, which mixes outputs.
 HEADER = re.compile(rf"(?: |Original )?{re.escape(TRACEBACK)}")
@@ -53,8 +68,22 @@ GROUP = f"Exception Group {TRACEBACK}"
 MARGIN = re.compile(r"^ +[|+] ?")
 IN_GROUP = re.compile(r"-+\+?-+ \d+ -+$")
 RICH_FRAME = "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}"
-# How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
-FATAL = "Fatal Python error: "
+# The line before a traceback that has not ended the script: of a thread, and of an asyncio task or callback.
+ASIDE = re.compile(r"Exception in thread |^(?:future|handle): <")
+# The line between the tracebacks of an exception and of the one that was raised when it was handled.
+DIRECT_CAUSE = "The above exception was the direct cause"
+CHAINED = (DIRECT_CAUSE, "During handling of the above exception")
+# What PyTorch says of a lost process of a DataLoader; the direct cause may have the signal.
+OF_DATALOADER = "DataLoader worker (pid"
+# What a script's end adds to its reason: warnings of PyTorch's C++ and of Python, the lines of W&B, and exceptions that
+# Python ignores, as in __del__ and atexit, or that its resource tracker meets.
+LINES = r"(?:[ \t].*\n)*.*\n"
+NOISE = re.compile(
+    r"(?m)^(?:\[W\d{4} .*\n|[^:\n]+:\d+: \w*Warning: .*\n(?:[ \t].*\n)?|wandb:(?! ERROR).*\n"
+    r"|(?:Exception ignored |Error in atexit\.).*\n"
+    rf"(?:Traceback .*\n{LINES}(?:(?:{'|'.join(CHAINED)}).*\nTraceback .*\n{LINES})*|[\w.]+(?:Error|Exception)\b.*\n)?"
+    rf'|Traceback .*\n  File ".*/resource_tracker\.py".*\n{LINES})'
+)
 # The exit status of a wrong flag.
 WRONG_FLAG = 2
 # Open MPI ends some lines with a zero.
@@ -86,12 +115,13 @@ def read(lines: Sequence[str], status: int) -> LastWords:
     if any(GROUP in line for line in bare):
         bare = [MARGIN.sub("", line) for line in bare]
     output = [line for line in bare if line]
+    if status > 0:
+        output = NOISE.sub("", "\n".join([*output, ""])).split("\n")[:-1] or output
     if not output:
         return LastWords()
-    words: LastWords | None = None
-    if status < 0:
-        words = _crash(output)
-    elif status > 0:  # an exception does not explain another status
+    output = _end(output)
+    words = _of_crash(output) if status < 0 or status > SIGNALLED else None
+    if status > 0 and words is None:  # an exception does not explain a signal
         words = _exception(output)
     words = words or LastWords(_last_line(output, status))
     asks_for_password = words.exception == "EOFError" and "/getpass.py:" in (words.place or "")
@@ -107,63 +137,112 @@ def _last_line(output: list[str], status: int) -> str:
     return (errors or texts)[-1]
 
 
+def _end(output: list[str]) -> list[str]:
+    """Return the output after the last block that more than LINES_BETWEEN other lines follow."""
+    begin = 0
+    starts = sorted(_headers(output) + [number for number, line in enumerate(output) if crashes.is_start(line)])
+    for start, stop in pairwise([*starts, len(output)]):
+        is_crash = crashes.is_start(output[start])
+        errors = [] if is_crash else [n for n in range(start + 1, stop) if EXCEPTION.match(output[n])]
+        after = (errors or [start])[0] + 1
+        has_report = output[after - 1].startswith((*OF_RAY, OF_ELASTIC))
+        if not has_report and sum(not CONTINUED.match(line) for line in output[after:stop]) > LINES_BETWEEN:
+            begin = after
+    return output[begin:]
+
+
 def _exception(output: list[str]) -> LastWords | None:
     """Return the exception of the last traceback, or the error of a program that it started."""
     headers = _headers(output)
+    if PYTEST.match(output[-1]):
+        return _of_pytest(output)
+    if refusal := _refusal(output, headers):
+        return refusal
+    if not headers:
+        error, place = NAMED_ERROR.match(output[-1]), _place(output[:-1])
+        return LastWords(output[-1], error[1], place) if error and place else None
+    index = _main(output, headers)
+    header, stop = headers[index], [*headers, len(output)][index + 1]
+    words = _of_traceback(output[header:stop])
+    if words and OF_DATALOADER in words.text and output[header - 1].startswith(DIRECT_CAUSE):
+        cause = _of_traceback(output[headers[index - 1] : header])
+        return cause if cause and OF_DATALOADER in cause.text else words
+    if words and (words.exception or "").rpartition(".")[2] in OF_PARENT:
+        return _of_child(output[:header], words) or _of_torchrun(output[:header], output[header:], words)
+    return words
+
+
+def _refusal(output: list[str], headers: list[int]) -> LastWords | None:
+    """Return why Python can't run a module or a folder, or why a library refuses a configuration or a flag."""
     if missing := NO_MODULE.fullmatch(output[-1]):
         return LastWords(f"ModuleNotFoundError: {missing[1] or missing[2]}", "ModuleNotFoundError")
+    if NO_MAIN.match(output[-1]):
+        return LastWords(output[-1].partition(": ")[2], is_mistake=True)
     if output[-1].startswith(HYDRA) and not headers:
         said = [line for line in output[:-1] if not (line[0].isspace() or line.endswith(":"))]
         return LastWords(said[-1], is_mistake=True) if said else None
-    if NO_MAIN.match(output[-1]):
-        return LastWords(output[-1].partition(": ")[2], is_mistake=True)
-    if PYTEST.match(output[-1]):
-        return _of_pytest(output)
-    if not headers:
-        error = NAMED_ERROR.match(output[-1])
-        place = _place(output[:-1])
-        is_framed = any(line.startswith(RICH_FRAME) and TRACEBACK in line for line in output)
-        return LastWords(output[-1], error[1], place) if error and (place or is_framed) else None
-    words = _of_traceback(output[headers[-1] + 1 :])
-    if words and (words.exception or "").rpartition(".")[2] in OF_PARENT:
-        return _of_child(output[: headers[-1]], words) or _of_torchrun(output, words)
-    return words
+    texts = [line.strip(BOX) for line in output if re.search(r"\w", line)]
+    starts = [number for number, line in enumerate(output) if line.startswith((ABSL, RICH_FRAME))]
+    if not starts or not texts[-1].startswith(HELP):
+        return None
+    begin = starts[-1] + output[starts[-1]].startswith(RICH_FRAME)
+    return LastWords(_sentence([line.strip(BOX) for line in output[begin:]]), is_mistake=True)
+
+
+def _main(output: list[str], headers: list[int]) -> int:
+    """Return the index of the last traceback that is not of a thread or a task, or of the last if all are."""
+    kept, is_aside = [], False
+    for index, header in enumerate(headers):
+        before = output[header - 1] if header else ""
+        is_aside = is_aside if before.startswith(CHAINED) else bool(ASIDE.search(before))
+        if not is_aside:
+            kept.append(index)
+    return (kept or [len(headers) - 1])[-1]
 
 
 def _headers(output: list[str]) -> list[int]:
     """Return the numbers of the lines that begin a traceback; text without a newline may stand before it."""
+    has_group = any(GROUP in line for line in output)
     return [
         number
-        for number, (line, following) in enumerate(zip(output, [*output[1:], ""], strict=True))
+        for number, (line, following) in enumerate(zip(output, [*output, ""][1:], strict=True))
         if HEADER.match(line)
-        or IN_GROUP.match(line)
+        or (line.startswith(RICH_FRAME) and TRACEBACK in line)
+        or (has_group and IN_GROUP.match(line))
         or (line.endswith(f"{TRACEBACK}:") and FRAME.match(following) and not ELASTIC.match(line))
     ]
+
+
+def _of_crash(output: list[str]) -> LastWords | None:
+    crash = crashes.crash(output)
+    return LastWords(crash[0], place=crash[1]) if crash else None
 
 
 def _of_child(output: list[str], parent: LastWords) -> LastWords | None:
     """Return the error that ends the output of a child process, before its parent's traceback."""
     while output and LOG_LINE.match(output[-1]):
         output = output[:-1]
+    output = _end(output)
     if not output:
         return None
     if "exit status 2" in parent.text and NO_FLAG.match(output[-1]):
         return LastWords(output[-1], is_mistake=True)
-    fatal = [number for number, line in enumerate(output) if line.startswith(FATAL)]
-    headers = sorted(_headers(output) + fatal)
-    if headers and output[headers[-1]].startswith(FATAL):
-        return _crash(output[headers[-1] :])
-    ends = [number for number, line in enumerate(output) if headers and number > headers[-1] and EXCEPTION.match(line)]
-    is_near = bool(ends) and len(output) - ends[0] <= LINES_BETWEEN
-    return _exception(output) if is_near or not headers else None
+    return _of_crash(output[max(_headers(output), default=0) :]) or _exception(output)
 
 
-def _of_torchrun(output: list[str], words: LastWords) -> LastWords:
-    """Return an error with torchrun's last report of a process that wrote no traceback."""
-    reports = list(filter(None, map(ELASTIC.match, output)))
-    if not words.text.endswith("ChildFailedError:") and "=====" not in words.text:
+def _of_torchrun(output: list[str], report: list[str], words: LastWords) -> LastWords:
+    """Return the last line of torchrun's process without a traceback, or an error with torchrun's last report of it."""
+    if words.exception != OF_ELASTIC:
         return words
-    return replace(words, text=f"{words.exception}: {reports[-1][1]}" if reports else str(words.exception))
+    told = [number for number, line in enumerate(report) if ELASTIC.match(line) and TRACEBACK in line]
+    if told:
+        return _of_traceback([line.removeprefix("  ") for line in report[told[-1] :]]) or words
+    ends = [found[1] for found in map(ELASTIC.match, report) if found]
+    said = [line for line in output if not re.match(OF_TORCHRUN, line)]
+    if said and ends and (found := EXIT_STATUS.match(ends[-1])):
+        status = int(found[1])
+        return LastWords(_last_line(said, status), is_mistake=status == WRONG_FLAG)
+    return replace(words, text=f"{words.exception}: {ends[-1]}" if ends else str(words.exception))
 
 
 def _of_pytest(output: list[str]) -> LastWords | None:
@@ -174,8 +253,9 @@ def _of_pytest(output: list[str]) -> LastWords | None:
     return None
 
 
-def _of_traceback(block: list[str]) -> LastWords | None:
-    """Return the exception of the lines after a traceback's header."""
+def _of_traceback(lines: list[str]) -> LastWords | None:
+    """Return the exception of a traceback, whose header and all that follows are given."""
+    header, *block = lines
     after = [(number, line) for number, line in enumerate(block) if not line.startswith(" ")]
     # mpirun may write a line of another rank between the lines of a traceback.
     for number, line in after:
@@ -190,7 +270,9 @@ def _of_traceback(block: list[str]) -> LastWords | None:
             lost = [text for _, text in after[1:] if text.startswith(LOST)]
             if lost:
                 return LastWords(f"{error[1]}: {lost[-1]}", error[1], _place(block[:number]))
-        return LastWords(_sentence(block[number:]), error[1], _place(block[:number]))
+        is_wrapped = header.startswith(RICH_FRAME)
+        text = " ".join(map(str.strip, block[number:])) if is_wrapped else _sentence(block[number:])
+        return LastWords(text, error[1], _place(block[:number]))
     return LastWords(after[0][1]) if after else None
 
 
@@ -202,18 +284,6 @@ def _sentence(lines: Sequence[str]) -> str:
             break
         text = f"{text} {line.strip()}"
     return text
-
-
-def _crash(output: list[str]) -> LastWords | None:
-    """Return faulthandler's line for a native crash, with the first frame."""
-    start = next((number for number, line in enumerate(output) if line.startswith(FATAL)), None)
-    if start is None:
-        return None
-    frame = next(filter(None, map(FRAME.match, output[start:])), None)
-    if frame is None:
-        return LastWords(output[start])
-    file, number, function = frame.groups()
-    return LastWords(f'{output[start]} in {function} (File "{file}", line {number})', place=f"{file}:{number}")
 
 
 def _place(lines: Sequence[str]) -> str | None:

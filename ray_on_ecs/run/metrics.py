@@ -272,7 +272,7 @@ class ReportReader:
         return [json.loads(line) for line in StringIO(complete)]
 
 
-def _number(text: str) -> float | None:
+def _number(text: str | None) -> float | None:
     with suppress(ValueError):
-        return finite(float(text))
+        return finite(float(text or ""))  # a group may match nothing
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import fcntl
+import logging
 import math
 import os
 import re
@@ -17,10 +18,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import last_words, memory, supervisor
 from ray_on_ecs.run.bars import Bars
@@ -30,12 +32,15 @@ from ray_on_ecs.run.stacks import ProcessStacks, read
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
 
+logger = logging.getLogger(__name__)
+
 LAST_LINES = 200
 LOG_LINES = 50
 STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines after it has ended
 CHUNK_BYTES = 2**16
 ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
+WORKER_KILLED = "is killed by signal: Killed"  # PyTorch of a DataLoader's process
 SIGKILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 
 
@@ -100,7 +105,7 @@ class ScriptProcess:
         self._status_poll = select.poll()
         self._status_poll.register(self._status_reader, select.POLLIN)
         self._told = b""
-        self._has_ended = False
+        self._has_ended = self._has_warned = False
         while b"\n" not in self._told and self._listen(None):
             pass
         self.pid = int(self._told.partition(b"\n")[0] or 0)
@@ -136,8 +141,12 @@ class ScriptProcess:
             self._reader.join(STACK_SECONDS)
             status, ended_at, largest = told or (-signal.SIGKILL, time.time(), 0)
             self.ended_at, self._status = float(ended_at), int(status)
-            if self._status in SIGKILL_STATUSES and memory.oom_kills() > self._oom_kills:
-                self._words = LastWords(memory.killed_words(int(largest)))
+            words = last_words.read(list(self.last_lines), self._status)
+            is_worker = WORKER_KILLED in words.text
+            if (self._status in SIGKILL_STATUSES or is_worker) and memory.oom_kills() > self._oom_kills:
+                killed = memory.killed_words(int(largest))
+                text = words.text.rstrip(".")
+                self._words = replace(words, text=f"{text}: {killed}") if is_worker else LastWords(killed)
         return self._status
 
     def _listen(self, seconds: float | None) -> bool:
@@ -235,24 +244,33 @@ class ScriptProcess:
             parts = ENDS.split(whole)
             for end, mark in zip(parts[::2], parts[1::2], strict=False):
                 line, omitted = _appended(line, end, omitted)
-                self._take(line, omitted, mark)
+                self._survive(self._take, line, omitted, mark)
                 line, omitted = "", 0
             line, omitted = _appended(line, parts[-1], omitted)
         if line:
-            self._take(line, omitted, held)
+            self._survive(self._take, line, omitted, held)
         for state in self._bars.rest():
-            self._options.on_line(f"{state}\n")
+            self._survive(self._options.on_line, f"{state}\n")
+
+    def _survive(self, take: Callable[..., object], *arguments: object) -> None:
+        """Call with a part of the output; an error must not end the reader: the script would wait at a full pipe."""
+        try:
+            take(*arguments)
+        except Exception as cause:  # such as of a full disk
+            if not self._has_warned:
+                logger.warning(f"a line of the output is not shown or recorded, as others may be ({one_line(cause)})")
+            self._has_warned = True
 
     def _take(self, line: str, omitted: int, end: str) -> None:
         line = _shown(line, omitted, self._options.mask)
         if self._bars.is_state(line, end):
-            self._options.on_state(line)
+            self._survive(self._options.on_state, line)
             if shown := self._bars.take(line):
                 self._options.on_line(f"{shown}\n")
             return
         line += "\n" if end else ""
         self.last_lines.append(line)
-        self._options.on_state(line)
+        self._survive(self._options.on_state, line)  # else the line would not be shown
         self._options.on_line(line)
 
 

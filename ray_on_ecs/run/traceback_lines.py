@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ray_on_ecs.run.last_words import EXCEPTION, FRAME, NAMED_ERROR, TRACEBACK
+from ray_on_ecs.run.crashes import FRAME
+from ray_on_ecs.run.last_words import EXCEPTION, NAMED_ERROR, TRACEBACK
 
 # Before each line of a process: torch's and torchrun's, and Ray's, which has a colour.
 PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:\[\w+\]: ?|\([^()]*\bpid=[^()]*\)(?:\x1b\[[0-9;]*m)* )")

@@ -28,9 +28,10 @@ import psutil
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run import last_words as script_words
+from ray_on_ecs.run.crashes import CRASHES
 from ray_on_ecs.run.environment import AGENT_STORE
 from ray_on_ecs.run.group import Directive, Peer
-from ray_on_ecs.run.last_words import TRACEBACK, LastWords
+from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.launcher import Process, Start
 from ray_on_ecs.run.mpi import agent
 from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
@@ -263,8 +264,9 @@ def runner(python: str) -> tuple[str, ...]:
 
 def last_words(lines: Sequence[str], status: int) -> LastWords:
     """Return the best explanation of a program's end, by the end of mpirun's output: its last words, or mpirun's."""
-    if status <= SIGNALLED and any(TRACEBACK in line for line in lines):
-        return script_words.read(lines, status)
+    words = script_words.read(lines, status)
+    if (status <= SIGNALLED and words.exception) or words.text.startswith(CRASHES):
+        return words
     parts = FRAME.split("".join(lines))
     words = script_words.read("".join(parts[::2]).splitlines(), status)
     notice = one_line(" ".join(parts[1::2]).replace("\0", ""))[:MAX_SHOWN]  # Open MPI ends some lines with a zero

@@ -122,6 +122,11 @@ def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: st
             0,
             "train.py was ended by signal 11: Fatal Python error: Segmentation fault in f",
         ),
+        (
+            [ended(-6, 10.0, "C++ exception: CUDA error")],
+            0,
+            "train.py was ended by signal 6: C++ exception: CUDA error",
+        ),
         ([ended(1, 10.0, "a"), ended(1, 10.5, "b")], 0, "train.py ended with exit status 1: a"),
         (
             [ended(1, 13.0, "lost a peer"), ended(0, 10.0)],
@@ -133,7 +138,7 @@ def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: st
     ],
     ids=[
         *("killed", "killed after a line", "memory", "bus error", "bus error of Python", "bus error of PyTorch"),
-        *("crashed", "first", "left early", "left at once", "of mpirun"),
+        *("crashed", "crashed in C++", "first", "left early", "left at once", "of mpirun"),
     ],
 )
 def test_first_rank_to_leave_is_blamed(members: list[WorkerStatus], rank: int, what: str) -> None:

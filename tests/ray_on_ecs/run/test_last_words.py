@@ -371,3 +371,225 @@ def test_password_that_is_asked_for_is_a_mistake() -> None:
     words = read([f"Token: {header}", *frames, "EOFError"], 1)
     assert (words.text, words.is_mistake) == ("EOFError (a run has no standard input)", True)
     assert not read([header, frames[0], "EOFError"], 1).is_mistake  # such as a process at the end of a pipe
+
+
+MAIN = "raise RuntimeError('NCCL error')"
+NOISY = {
+    "__del__": f"class Loader:\n  def __del__(self): self.workers.stop()\nloader = Loader()\n{MAIN}",
+    "atexit": f"import atexit\natexit.register(lambda: [].stop)\n{MAIN}",
+    "flush": "import sys\nclass Pipe:\n  def write(self, text): pass\n  def flush(self): raise OSError\n"
+    f"sys.stdout = Pipe()\n{MAIN}",
+    "thread": "import threading, time\ndef read():\n  time.sleep(0.3)\n  {}['a']\n"
+    f"threading.Thread(target=read).start()\n{MAIN}",
+    "chain of a thread": "import threading, time\ndef read():\n  time.sleep(0.3)\n  try: {}['a']\n"
+    f"  except KeyError: [].stop\nthreading.Thread(target=read).start()\n{MAIN}",
+    "task": "import asyncio\nasync def read(): {}['a']\nasync def main():\n  task = asyncio.create_task(read())\n"
+    "  await asyncio.sleep(0)\n  raise RuntimeError('NCCL error')\nasyncio.run(main())",
+    "callback": "import asyncio\nasync def main():\n  asyncio.get_running_loop().call_soon(lambda: {}['a'])\n"
+    "  await asyncio.sleep(0.1)\n  raise RuntimeError('NCCL error')\nasyncio.run(main())",
+    "warning": f"import warnings\ntry:\n  {MAIN}\nfinally:\n  __import__('atexit').register(warnings.warn, 'leak')",
+}
+
+
+@pytest.mark.parametrize("script", NOISY.values(), ids=NOISY)
+def test_noise_after_the_traceback_does_not_explain_the_end(tmp_path: Path, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    ended = subprocess.run([sys.executable, tmp_path / "train.py"], stderr=subprocess.PIPE, text=True, check=False)
+    words = read(ended.stderr.splitlines(), ended.returncode)
+    assert (words.text, words.exception) == ("RuntimeError: NCCL error", "RuntimeError")
+
+
+IGNORED = """Exception ignored in: <function Loader.__del__ at 0x7fb205e147c0>
+Traceback (most recent call last):
+  File "loader.py", line 3, in __del__
+AttributeError: 'Loader' object has no attribute 'workers'
+"""
+IN_THREAD = """Exception in thread Thread-1 (read):
+Traceback (most recent call last):
+  File "threading.py", line 1045, in _bootstrap_inner
+  File "child.py", line 4, in read
+KeyError: 'rate'
+"""
+NOISE = [
+    IGNORED,
+    IGNORED.replace("ignored in", "ignored in atexit callback"),
+    IGNORED.replace("Exception ignored in: ", "Error in atexit._run_exitfuncs:"),
+    "Exception ignored in: <_io.TextIOWrapper name='<stdout>'>\nBrokenPipeError: [Errno 32] Broken pipe\n",
+    IGNORED
+    + "\nDuring handling of the above exception, another exception occurred:\n\n"
+    + "".join(IGNORED.splitlines(keepends=True)[1:]),
+    "/usr/lib/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects\n"
+    "  warnings.warn('resource_tracker: There appear to be %d '\n",
+    "<frozen runpy>:128: RuntimeWarning: 'a' found in sys.modules\n",
+    "Traceback (most recent call last):\n"
+    '  File "/usr/lib/python3.11/multiprocessing/resource_tracker.py", line 239, in main\n'
+    "    cache[rtype].remove(name)\nKeyError: '/psm_1'\n",
+    "[rank0]:[W1123 02:19:58.1 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called\n",
+    "wandb:\nwandb: View run exp at: https://wandb.ai/x/y/runs/z\nwandb: Find logs at: wandb/run-2026/logs\n",
+]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_noise_after_a_text_does_not_explain_the_end(noise: str) -> None:
+    assert read(f"step 3\nthe data set is empty\n{noise}".splitlines(), 1) == LastWords("the data set is empty")
+    assert read(f"{CHILD}{noise}{noise}".splitlines(), 1) == LastWords("KeyError: 'rate'", "KeyError", "child.py:3")
+    assert read(noise.splitlines(), 1).text  # without another line
+
+
+def test_error_of_wandb_is_not_noise() -> None:
+    error = "wandb: ERROR api_key not configured (no-tty)"
+    assert read(["step 3", error], 1) == LastWords(error)
+
+
+def test_traceback_of_a_thread_alone_explains_the_end() -> None:
+    words = LastWords("KeyError: 'rate'", "KeyError", "child.py:4")
+    assert read(f"step 3\n{IN_THREAD}the reader has ended\n".splitlines(), 1) == words
+    assert read(f"{IN_THREAD}{CHILD.replace('rate', 'a')}".splitlines(), 1).text == "KeyError: 'a'"
+    assert read(f"{CHILD.replace('rate', 'a')}{IN_THREAD * 20}".splitlines(), 1).text == "KeyError: 'a'"
+
+
+OF_SUBPROCESS = "subprocess.CalledProcessError"
+STEPS = "".join(f"INFO step {number}\n" for number in range(60))
+
+
+@pytest.mark.parametrize(
+    "handled",
+    [CHILD, RICH, IN_THREAD, f"{CHILD}flash attention is off\n", CHILD * 2, CHILD.replace("KeyError", OF_SUBPROCESS)],
+)
+@pytest.mark.parametrize("status", [1, 3, 75])
+def test_handled_traceback_does_not_explain_a_later_end(handled: str, status: int) -> None:
+    assert read(f"{handled}{STEPS}no data\n".splitlines(), status) == LastWords("no data")
+    assert read(f"{handled}{STEPS}Error: no data\n".splitlines(), status) == LastWords("Error: no data")
+    later = CHILD.replace("rate", "size")
+    assert read(f"{handled}{STEPS}{later}".splitlines(), status).text == "KeyError: 'size'"
+    near = LastWords("KeyError: 'size'", "KeyError", "child.py:3")
+    assert read(f"{later}\nthe run has failed\n".splitlines(), status) == near
+
+
+LONG = [
+    "RuntimeError: Error(s) in loading state_dict for Linear:\n" + "\tsize mismatch for bias\n" * 40,
+    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690\n" + "frame #1: clone + 0x43 (0x7f in libc.so)\n" * 40,
+    "RuntimeError: NCCL error\n"
+    + "W1130 17:18:55.2 29 /x/torch/distributed/elastic/api.py:1028] Sending SIGTERM\n" * 40,
+    "KeyError: 'rate'\n" + "\n".join(f"[{rank}]:\n  rank : {rank}\n  exitcode  : 1 (pid: 1)" for rank in range(8)),
+]
+
+
+@pytest.mark.parametrize("message", LONG)
+def test_long_message_is_of_its_exception(message: str) -> None:
+    words = read(CHILD.replace("KeyError: 'rate'\n", message).splitlines(), 1)
+    assert words.exception == message.partition(":")[0]
+
+
+LOADER_DIED = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+RuntimeError: DataLoader worker (pid(s) 12) exited unexpectedly
+"""
+OF_LOADER = "RuntimeError: DataLoader worker (pid 12) is killed by signal: "
+DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
+SHARED = "Bus error. It is possible that dataloader's workers are out of shared memory."
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        *(f"{OF_LOADER}Killed. ", f"{OF_LOADER}{SHARED}", f"{OF_LOADER}Segmentation fault. "),
+        "RuntimeError: DataLoader worker (pid 12) exited unexpectedly with exit code 1. Details are lost.",
+    ],
+)
+def test_lost_worker_of_a_data_loader_is_named_by_its_cause(cause: str) -> None:
+    before = CHILD.replace("KeyError: 'rate'", cause)
+    for noise in ("", IGNORED, IN_THREAD):
+        words = read(f"{before}{DIRECT}{LOADER_DIED}{noise}".splitlines(), 1)
+        assert words == LastWords(cause.rstrip(), "RuntimeError", "child.py:3")
+    for other in (LOADER_DIED, CHILD + DIRECT + LOADER_DIED):
+        assert read(other.splitlines(), 1).text.endswith("(pid(s) 12) exited unexpectedly")
+
+
+REPORT = ELASTIC.replace("exitcode  : -9 (pid: 1)", "exitcode  : 1 (pid: 1)").replace(
+    "traceback : Signal 9 (SIGKILL) received by PID 1", "traceback : To enable traceback see: https://pytorch.org/x"
+)
+OF_TORCHRUN = (
+    "W1130 17:15:30.780000 31013 torch/distributed/run.py:793] Setting OMP_NUM_THREADS to be 1\n"
+    "[2026-11-30 17:15:30,780] torch.distributed.run: [WARNING] Setting OMP_NUM_THREADS to be 1\n"
+    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 12)\n"
+)
+RECORDED = ELASTIC.replace(
+    "  traceback : Signal 9 (SIGKILL) received by PID 1\n",
+    "  traceback : " + "".join(f"  {line}\n" for line in CHILD.splitlines()).lstrip() + "  \n",
+)
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "[default0]:", "[rank0]:[rank0]: ", "[default0]:[rank0]: "])
+def test_error_below_torchrun(prefix: str) -> None:
+    def said(text: str) -> str:
+        return "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+    words = read(f"{OF_TORCHRUN}{said(CHILD)}{REPORT}".splitlines(), 1)
+    assert words == LastWords("KeyError: 'rate'", "KeyError", "child.py:3")
+    words = read(f"{OF_TORCHRUN}{said('no data')}{OF_TORCHRUN}{REPORT}".splitlines(), 1)
+    assert words == LastWords("no data")
+    crash = "terminate called after throwing an instance of 'E'\n  what():  no space\nFatal Python error: Aborted\n"
+    words = read(f"{OF_TORCHRUN}{said(CHILD)}{said(crash)}{REPORT}".splitlines(), 1)
+    assert words == LastWords("C++ exception: no space")
+    usage = said("usage: a.py\na.py: error: unrecognized arguments: --x")
+    words = read(f"{OF_TORCHRUN}{usage}{REPORT.replace('exitcode  : 1', 'exitcode  : 2')}".splitlines(), 1)
+    assert words == LastWords("a.py: error: unrecognized arguments: --x", is_mistake=True)
+
+
+def test_report_of_torchrun_may_have_the_traceback() -> None:
+    words = LastWords("KeyError: 'rate'", "KeyError", "child.py:3")
+    assert read(RECORDED.splitlines(), 1) == words
+    assert read(f"{CHILD}{RECORDED}".splitlines(), 1) == words
+    assert read(f"{OF_TORCHRUN}{REPORT}".splitlines(), 1).text == f"{ELASTIC_ERROR}: 1 (pid: 1)"
+
+
+WRAPPED = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a \n"
+    "total capacity of 79.15 GiB of which 12.25 MiB is free. \n"
+    "documentation for Memory Management  \n"
+    "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)\n"
+)
+
+
+@pytest.mark.parametrize("noise", ["", *NOISE])
+def test_message_that_rich_wraps_is_whole(noise: str) -> None:
+    output = RICH.replace("KeyError: 'rate'\n", WRAPPED) + noise
+    text = " ".join(line.strip() for line in WRAPPED.splitlines())
+    assert read(output.splitlines(), 1) == LastWords(text, "OutOfMemoryError")
+    lost = "FileNotFoundError: [Errno 2] No such file or directory: \n'/mnt/a.tar'\n"
+    chain = output + DIRECT + RICH.replace("KeyError: 'rate'\n", lost)
+    assert read(chain.splitlines(), 1) == LastWords(" ".join(lost.split()), "FileNotFoundError")
+
+
+ABSL_END = "Pass --helpshort or --helpfull to see help on flags."
+TYRO = """╭─ {0} ──────────────────────────╮
+│ {1} │
+│ ─────────────────────────────────────────────── │
+│ For full helptext, run train.py --help          │
+╰─────────────────────────────────────────────────╯"""
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (f"FATAL Flags parsing error: Unknown flag 'a'\n{ABSL_END}", "FATAL Flags parsing error: Unknown flag 'a'"),
+        (
+            f"FATAL Flags parsing error:\n  flag --lr=None: Flag --lr must have a value.\n{ABSL_END}",
+            "FATAL Flags parsing error: flag --lr=None: Flag --lr must have a value.",
+        ),
+        (TYRO.format("Unrecognized options", "Unrecognized options: --foo"), "Unrecognized options: --foo"),
+        (TYRO.format("Parsing error", "Invalid value for --lr"), "Invalid value for --lr"),
+        (TYRO.format("Error", "Required options:").replace("run", "see"), "Required options: "),
+        ("usage: a.py [-h]\n\n" + TYRO.format("Required options", "Missing: --lr"), "Missing: --lr"),
+    ],
+)
+@pytest.mark.parametrize("status", [1, 2])
+def test_wrong_flag_of_absl_and_tyro_is_a_mistake(output: str, text: str, status: int) -> None:
+    words = read(f"starting\n{output}\n{NOISE[0]}".splitlines(), status)
+    assert words.text.startswith(text)
+    assert (words.exception, words.is_mistake) == (None, True)
+
+
+def test_line_between_two_rules_is_not_an_exception() -> None:
+    assert read(["----- 3 -----", "loss: 3"], 1) == LastWords("loss: 3")

@@ -39,6 +39,10 @@ def test_kills_are_those_of_the_control_group(tmp_path: Path, files: dict[str, s
 
 KILLS_ITSELF = (sys.executable, "-c", "import os; print('step 3', flush=True); os.kill(os.getpid(), 9)")
 AS_A_SHELL = (sys.executable, "-c", "print('step 3'); raise SystemExit(137)")
+OF_LOADER = (
+    *(sys.executable, "-c"),
+    "raise RuntimeError('DataLoader worker (pid 12) is killed by signal: Killed. ')",
+)
 OTHER = (sys.executable, "-c", "print('step 3'); raise SystemExit(1)")
 
 
@@ -47,10 +51,15 @@ OTHER = (sys.executable, "-c", "print('step 3'); raise SystemExit(1)")
     [
         (KILLS_ITSELF, [2, 3], "the kernel ended it, because memory was full (its largest process had 0."),
         (AS_A_SHELL, [2, 3], "the kernel ended it, because memory was full (its largest process had 0."),
+        (
+            *(OF_LOADER, [2, 3]),
+            "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed: the kernel ended it, because memory",
+        ),
+        (OF_LOADER, [2, 2], "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed."),
         (KILLS_ITSELF, [2, 2], "step 3"),
         (OTHER, [2, 3], "step 3"),
     ],
-    ids=["killed", "of a shell", "without evidence", "another end"],
+    ids=["killed", "of a shell", "of a DataLoader", "of one without evidence", "without evidence", "another end"],
 )
 def test_memory_is_named_only_with_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], counts: list[int], text: str

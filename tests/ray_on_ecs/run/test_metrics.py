@@ -37,6 +37,13 @@ def test_values_of_a_step_form_one_record() -> None:
     assert values(log) == [{"step": 10, "loss": 0.5, "accuracy": 0.25}, {"step": 20, "loss": 0.4, "accuracy": 0.5}]
 
 
+@pytest.mark.parametrize("pattern", [r"loss(?:=([0-9.]+))?", r"loss=([0-9.]+)|no loss", r"loss ?([0-9.]*)"])
+def test_group_that_matches_nothing_is_null(pattern: str) -> None:
+    log = MetricsLog({"loss": pattern})
+    log.read_line("no loss yet")
+    assert values(log) == [{"step": 1, "loss": None}]
+
+
 def test_repeated_name_without_steps_begins_a_record() -> None:
     log = MetricsLog(PATTERNS)
     for line in ("loss: 0.5", "acc=0.25", "loss: 0.4", "acc=0.5"):

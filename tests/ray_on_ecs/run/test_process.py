@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -58,6 +59,29 @@ def test_output_comes_by_line_and_status_last(start: Start, lines: list[str]) ->
 def test_fatal_signal_is_the_exit_status(start: Start, number: int) -> None:
     process = start(f"import os; os.kill(os.getpid(), {int(number)})")
     assert process.wait(LIMIT_SECONDS) == -number
+
+
+def no_space(line: str) -> None:
+    with open("/dev/full", "w") as file:
+        file.write(line)
+
+
+def wrong_type(line: str) -> None:
+    float(None)  # ty: ignore[invalid-argument-type]
+
+
+@pytest.mark.parametrize("call", [no_space, wrong_type])
+@pytest.mark.parametrize("name", ["on_line", "on_state", "mask"])
+def test_error_in_a_reader_does_not_stop_the_script(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: Callable[[str], None], name: str
+) -> None:
+    shown: list[str] = []
+    options = replace(ProcessOptions(os.environ, tmp_path, shown.append), **{name: call})
+    script = "for n in range(3000): print(n, 'x' * 50)\nprint(' 50%|#  | 1/2 [00:01<00:01, 1it/s]')"
+    with ScriptProcess([sys.executable, "-c", script], options) as process:
+        assert process.wait(LIMIT_SECONDS) == 0  # more than a pipe holds
+    assert bool(shown) is (name == "on_state")
+    assert len([record for record in caplog.records if "not shown or recorded" in record.message]) == 1
 
 
 def test_missing_program_has_the_status_of_a_shell(tmp_path: Path, lines: list[str]) -> None:
