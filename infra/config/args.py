@@ -67,7 +67,7 @@ class RayClusterArgs:
     worker_capacity_reservation_id: Annotated[str, rules.reservation_id] = ""
     """On-Demand Capacity Reservation or Capacity Block that has the GPU workers, e.g. cr-0123456789abcdef0."""
     cpu_worker_instance_types: Sequence[str] = ()
-    """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
+    """EC2 instance types of the CPU workers (x86_64, at least 4 GiB), e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: Annotated[int, rules.at_least_0] = 0
     """Initial number of CPU workers, one per instance of cpu_worker_instance_types."""
     min_cpu_workers: Annotated[int, rules.at_least_0] = 0

@@ -1,7 +1,7 @@
 """The end of a script's output: the exception of its traceback, or the line that best explains its end.
 
 The output is read as blocks from the top: a traceback or a crash, and what follows it up to the next one. A block that
-is followed by many lines was handled by the script, and does not explain its end.
+many lines follow was handled by the script, and does not explain its end.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ NO_MODULE = re.compile(
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
 # Errors of a program that has started another one, which has written its own error before.
 OF_PARENT = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "BrokenProcessPool")
-# Up to so many lines, such as torchrun's, are between an error and the end of the output.
-LINES_BETWEEN = 12
-# The lines of torchrun's and of Python's logs, and its report of a process that has written nothing.
+# At most this many lines, such as torchrun's, are between an error and the end of the output; and after an exception
+# that has ended the script: those of its message, or of other processes.
+LINES_BETWEEN, LINES_AFTER = 12, 40
+# The lines of torchrun's and of Python's logs, and its report of a process that printed nothing.
 LOG_LINE = re.compile(r"[A-Z]\d{4} |\[|\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR)\b")
 OF_ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 OF_TORCHRUN = r"[A-Z]\d{4} \S+ +\d+ \S*torch/|\[[-\d]+ [\d:,]+\] torch\.|[A-Z]+:torch\."
@@ -66,10 +67,10 @@ HEADER = re.compile(rf"(?: |Original )?{re.escape(TRACEBACK)}")
 # An exception group, whose lines have a margin; and the line before each of its exceptions.
 GROUP = f"Exception Group {TRACEBACK}"
 MARGIN = re.compile(r"^ +[|+] ?")
-IN_GROUP = re.compile(r"-+\+?-+ \d+ -+$")
+IN_GROUP = re.compile(r"-+(?:\+-+)? \d+ -+$")
 RICH_FRAME = "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}"
-# The line before a traceback that has not ended the script: of a thread, and of an asyncio task or callback.
-ASIDE = re.compile(r"Exception in thread |^(?:future|handle): <")
+# The line before a traceback of a thread, of another process, or of an asyncio task or callback.
+ASIDE = re.compile(r"Exception in thread |^Process \S+:$|^(?:future|handle): <")
 # The line between the tracebacks of an exception and of the one that was raised when it was handled.
 DIRECT_CAUSE = "The above exception was the direct cause"
 CHAINED = (DIRECT_CAUSE, "During handling of the above exception")
@@ -119,7 +120,7 @@ def read(lines: Sequence[str], status: int) -> LastWords:
         output = NOISE.sub("", "\n".join([*output, ""])).split("\n")[:-1] or output
     if not output:
         return LastWords()
-    output = _end(output)
+    output = _end(output, LINES_AFTER)
     words = _of_crash(output) if status < 0 or status > SIGNALLED else None
     if status > 0 and words is None:  # an exception does not explain a signal
         words = _exception(output)
@@ -137,8 +138,8 @@ def _last_line(output: list[str], status: int) -> str:
     return (errors or texts)[-1]
 
 
-def _end(output: list[str]) -> list[str]:
-    """Return the output after the last block that more than LINES_BETWEEN other lines follow."""
+def _end(output: list[str], most: int) -> list[str]:
+    """Return the output after the last block that more than `most` other lines follow."""
     begin = 0
     starts = sorted(_headers(output) + [number for number, line in enumerate(output) if crashes.is_start(line)])
     for start, stop in pairwise([*starts, len(output)]):
@@ -146,7 +147,7 @@ def _end(output: list[str]) -> list[str]:
         errors = [] if is_crash else [n for n in range(start + 1, stop) if EXCEPTION.match(output[n])]
         after = (errors or [start])[0] + 1
         has_report = output[after - 1].startswith((*OF_RAY, OF_ELASTIC))
-        if not has_report and sum(not CONTINUED.match(line) for line in output[after:stop]) > LINES_BETWEEN:
+        if not has_report and sum(not CONTINUED.match(line) for line in output[after:stop]) > most:
             begin = after
     return output[begin:]
 
@@ -164,7 +165,7 @@ def _exception(output: list[str]) -> LastWords | None:
     index = _main(output, headers)
     header, stop = headers[index], [*headers, len(output)][index + 1]
     words = _of_traceback(output[header:stop])
-    if words and OF_DATALOADER in words.text and output[header - 1].startswith(DIRECT_CAUSE):
+    if index and words and OF_DATALOADER in words.text and output[header - 1].startswith(DIRECT_CAUSE):
         cause = _of_traceback(output[headers[index - 1] : header])
         return cause if cause and OF_DATALOADER in cause.text else words
     if words and (words.exception or "").rpartition(".")[2] in OF_PARENT:
@@ -183,7 +184,7 @@ def _refusal(output: list[str], headers: list[int]) -> LastWords | None:
         return LastWords(said[-1], is_mistake=True) if said else None
     texts = [line.strip(BOX) for line in output if re.search(r"\w", line)]
     starts = [number for number, line in enumerate(output) if line.startswith((ABSL, RICH_FRAME))]
-    if not starts or not texts[-1].startswith(HELP):
+    if not (starts and texts and texts[-1].startswith(HELP)):
         return None
     begin = starts[-1] + output[starts[-1]].startswith(RICH_FRAME)
     return LastWords(_sentence([line.strip(BOX) for line in output[begin:]]), is_mistake=True)
@@ -222,7 +223,7 @@ def _of_child(output: list[str], parent: LastWords) -> LastWords | None:
     """Return the error that ends the output of a child process, before its parent's traceback."""
     while output and LOG_LINE.match(output[-1]):
         output = output[:-1]
-    output = _end(output)
+    output = _end(output, LINES_BETWEEN)
     if not output:
         return None
     if "exit status 2" in parent.text and NO_FLAG.match(output[-1]):

@@ -112,7 +112,8 @@ class ScriptProcess:
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
-        self._words: LastWords | None = None  # if its output does not have them
+        self._killed = ""  # why the kernel has killed a process, once it has
+        self._words: LastWords | None = None  # once it has ended
         self.ended_at: float | None = None
 
     def __enter__(self) -> Self:
@@ -141,12 +142,8 @@ class ScriptProcess:
             self._reader.join(STACK_SECONDS)
             status, ended_at, largest = told or (-signal.SIGKILL, time.time(), 0)
             self.ended_at, self._status = float(ended_at), int(status)
-            words = last_words.read(list(self.last_lines), self._status)
-            is_worker = WORKER_KILLED in words.text
-            if (self._status in SIGKILL_STATUSES or is_worker) and memory.oom_kills() > self._oom_kills:
-                killed = memory.killed_words(int(largest))
-                text = words.text.rstrip(".")
-                self._words = replace(words, text=f"{text}: {killed}") if is_worker else LastWords(killed)
+            if memory.oom_kills() > self._oom_kills:
+                self._killed = memory.killed_words(int(largest))
         return self._status
 
     def _listen(self, seconds: float | None) -> bool:
@@ -184,9 +181,25 @@ class ScriptProcess:
 
     @property
     def last_words(self) -> LastWords:
-        """Why the script has ended, by its output."""
-        status = self.poll() or 0
-        return self._words or last_words.read(list(self.last_lines), status)
+        """Reason for the script's end, by its output and the kernel, which kills for memory."""
+        status, lines = self.poll(), list(self.last_lines)
+        if self._words:
+            return self._words
+        try:
+            words = self.explain(lines, status or 0)
+        except Exception as error:  # of a form that is not known
+            logger.warning(f"the end of the output could not be read ({one_line(error)})")
+            words = LastWords("".join(lines[-1:]).strip())
+        if self._killed and status in SIGKILL_STATUSES:
+            words = LastWords(self._killed)
+        elif self._killed and WORKER_KILLED in words.text:
+            words = replace(words, text=f"{words.text.rstrip('.')}: {self._killed}")
+        self._words = None if status is None else words
+        return words
+
+    def explain(self, lines: Sequence[str], status: int) -> LastWords:
+        """Return the reason for the script's end, by the end of its output and its exit status."""
+        return last_words.read(lines, status)
 
     def terminate(self) -> None:
         """Send SIGTERM to the script."""
@@ -258,7 +271,9 @@ class ScriptProcess:
             take(*arguments)
         except Exception as cause:  # such as of a full disk
             if not self._has_warned:
-                logger.warning(f"a line of the output is not shown or recorded, as others may be ({one_line(cause)})")
+                logger.warning(
+                    f"lines of the output are not shown or not recorded ({one_line(cause)}); the script runs on"
+                )
             self._has_warned = True
 
     def _take(self, line: str, omitted: int, end: str) -> None:

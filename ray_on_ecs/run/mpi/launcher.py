@@ -178,10 +178,9 @@ class MpiRun(MpiProcess):
         status = super().wait(seconds)
         return 1 if status == 0 and any(LOST_DAEMON in line for line in list(self.last_lines)) else status
 
-    @property
-    def last_words(self) -> LastWords:
-        """Why the program has ended, by its output or mpirun's."""
-        return last_words(list(self.last_lines), self.poll() or 0)
+    def explain(self, lines: Sequence[str], status: int) -> LastWords:
+        """Return the reason for the program's end, by its output or mpirun's."""
+        return last_words(lines, status)
 
 
 class MpiNode(ExitStack):

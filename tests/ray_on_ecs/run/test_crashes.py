@@ -106,5 +106,5 @@ def test_thread_without_python_has_no_frame() -> None:
 @pytest.mark.parametrize("crash", [terminate(CUDA), STACKS.format("Segmentation fault", "Current thread ")])
 @pytest.mark.parametrize("status", [-signal.SIGKILL, 128 + signal.SIGKILL, 1])
 def test_crash_long_before_does_not_explain_the_end(crash: str, status: int) -> None:
-    output = crash + "".join(f"step {number}\n" for number in range(40))
-    assert read(output.splitlines(), status) == LastWords("step 39")
+    output = crash + "".join(f"step {number}\n" for number in range(60))
+    assert read(output.splitlines(), status) == LastWords("step 59")

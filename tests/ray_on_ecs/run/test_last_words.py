@@ -471,6 +471,10 @@ LONG = [
     "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690\n" + "frame #1: clone + 0x43 (0x7f in libc.so)\n" * 40,
     "RuntimeError: NCCL error\n"
     + "W1130 17:18:55.2 29 /x/torch/distributed/elastic/api.py:1028] Sending SIGTERM\n" * 40,
+    # pydantic's fields, a compiler's lines, and steps of other ranks
+    "pydantic_core.ValidationError: 15 validation errors for Config\n" + "lr\n  Field required [type=missing]\n" * 15,
+    "RuntimeError: Error building extension 'fused'\n" + "fused.cu(12): error: x is undefined\n" * 20,
+    "KeyError: 'rate'\n" + "step 7\n" * 15,
     "KeyError: 'rate'\n" + "\n".join(f"[{rank}]:\n  rank : {rank}\n  exitcode  : 1 (pid: 1)" for rank in range(8)),
 ]
 
@@ -593,3 +597,23 @@ def test_wrong_flag_of_absl_and_tyro_is_a_mistake(output: str, text: str, status
 
 def test_line_between_two_rules_is_not_an_exception() -> None:
     assert read(["----- 3 -----", "loss: 3"], 1) == LastWords("loss: 3")
+
+
+def test_cause_that_is_cut_off_is_not_looked_for() -> None:
+    cause = CHILD.replace("KeyError: 'rate'", OF_LOADER)
+    lines = f"{cause}{DIRECT}{LOADER_DIED}".splitlines()
+    for first in range(1, lines.index(LOADER_DIED.splitlines()[0], 1)):
+        assert read(lines[first:], 1).text == LOADER_DIED.splitlines()[-1]
+
+
+@pytest.mark.parametrize("output", ["╭───╮\n╰───╯", "╭─ x ─╮\n╰─────╯\nFor full helptext, run x", "╭", "-" * 2**16])
+@pytest.mark.parametrize("group", ["", "  + Exception Group Traceback (most recent call last):\n"])
+def test_any_output_has_last_words(output: str, group: str) -> None:
+    for lines in (output.splitlines(), output.splitlines()[::-1]):
+        assert isinstance(read([*group.splitlines(), *lines], 1), LastWords)
+
+
+def test_error_of_another_process_is_not_the_scripts() -> None:
+    process = CHILD.replace("KeyError: 'rate'", "FileNotFoundError: [Errno 2] No such file or directory")
+    assert read(f"{CHILD}Process SpawnProcess-2:\n{process}".splitlines(), 1).text == "KeyError: 'rate'"
+    assert read(f"Process SpawnProcess-2:\n{CHILD}".splitlines(), 1).text == "KeyError: 'rate'"
