@@ -81,7 +81,7 @@ def test_error_in_a_reader_does_not_stop_the_script(
     with ScriptProcess([sys.executable, "-c", script], options) as process:
         assert process.wait(LIMIT_SECONDS) == 0  # more than a pipe holds
     assert bool(shown) is (name == "on_state")
-    assert len([record for record in caplog.records if "not shown or recorded" in record.message]) == 1
+    assert len([record for record in caplog.records if "not shown or not recorded" in record.message]) == 1
 
 
 def test_missing_program_has_the_status_of_a_shell(tmp_path: Path, lines: list[str]) -> None:
