@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 NODE_MARK = "RAY_ON_ECS_TEST_NODE"
 # Starts a run without a job.
 DIRECT = str(Path(__file__).parent / "direct_run.py")
-# Each takes half a minute on a machine that has just been set up, and is too slow for the servers of a node.
+# On a busy machine Ray's servers give up after 30 seconds.
 STARTS = 6
 # The output of `ray start` when the node runs.
 STARTED = "Ray runtime started"

@@ -15,8 +15,8 @@ from infra.errors import SettingError
 MIB = 2**20
 # Platform of the training image.
 ARCHITECTURE = "x86_64"
-# Of a node without GPUs. Its task has 2.7 GiB: on a head, eight runs of scripts, the dashboard and a quarter more take
-# 2.1. docs/design/measurements.md
+# Memory of the smallest node without GPUs, whose task has 2.7 GiB: on a head, eight runs of scripts, the dashboard and
+# a quarter more take 2.1. docs/design/measurements.md
 SMALLEST_MIB = 4096
 # Prefetch window of Mountpoint for S3 for each reader of a file (2 GiB by default), and the memory that it needs beside
 # that. It takes up to 95 % of the instance's memory. Version 1.24 is the first with an option for less

@@ -28,8 +28,8 @@ printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%
   "$launched" "$booted" \\
   > {INSTANCE_DIR}/{INSTANCE_FILE}
 """
-# Session Manager's agent has started before. If it does not reach AWS, as where the NAT instance starts with the head,
-# it waits for five minutes and then asks every ten.
+# Session Manager's agent starts before user data runs. If it does not reach AWS, as where the NAT instance starts with
+# the head, it waits for five minutes and then asks every ten.
 # https://github.com/aws/amazon-ssm-agent/blob/mainline/agent/hibernation/hibernation.go
 WAKE_SESSION_MANAGER = """
 reach="curl -so /dev/null -m 5 https://ssm.$(ask placement/region).$(ask services/domain)/"

@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
-# How faulthandler begins, maybe after text without a newline; the frames of each thread, the newest thread first, and a
+# First line of faulthandler, maybe after text without a newline; the frames of each thread, the newest first, and a
 # list of extension modules follow.
 FATAL = "Fatal Python error: "
 ABORTED = f"{FATAL}Aborted"
 THREAD = re.compile(r"(?:Thread|Current thread) 0x|Stack \(most recent call first\)")
-# How C++ begins, and the exception's text, which begins the last words here.
+# First line of C++'s report, the line with the exception's text, and the prefix of that text in the last words.
 TERMINATE = re.compile(r"terminate called (?:after throwing|without an active|recursively).*")
 WHAT = re.compile(r"\s*what\(\):\s+(.+)")
 OF_CPP = "C++ exception: "

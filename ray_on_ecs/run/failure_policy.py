@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ray_on_ecs.errors import TrainingError, UsageError, one_line
-from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.last_words import OF_DATALOADER, LastWords
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ PASSING_NAMES = (
 )
 PASSING_TEXTS = (
     *("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by peer", "Connection reset by peer", "cuDNN"),
-    "DataLoader worker (pid",  # which was killed, for one of several reasons
+    OF_DATALOADER,
 )
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
 MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"

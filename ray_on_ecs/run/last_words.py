@@ -28,10 +28,10 @@ NO_MODULE = re.compile(
 )
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
-# Errors of a program that has started another one, which has written its own error before.
+# Errors of a parent process, after the error that its child printed.
 OF_PARENT = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "BrokenProcessPool")
-# At most this many lines, such as torchrun's, are between an error and the end of the output; and after an exception
-# that has ended the script: those of its message, or of other processes.
+# Most lines, such as torchrun's, between a child's error and its parent's; and most lines, such as those of a long
+# message or of other ranks, after the exception that ended the script.
 LINES_BETWEEN, LINES_AFTER = 12, 40
 # The lines of torchrun's and of Python's logs, and its report of a process that printed nothing.
 LOG_LINE = re.compile(r"[A-Z]\d{4} |\[|\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR)\b")
@@ -74,10 +74,10 @@ ASIDE = re.compile(r"Exception in thread |^Process \S+:$|^(?:future|handle): <")
 # The line between the tracebacks of an exception and of the one that was raised when it was handled.
 DIRECT_CAUSE = "The above exception was the direct cause"
 CHAINED = (DIRECT_CAUSE, "During handling of the above exception")
-# What PyTorch says of a lost process of a DataLoader; the direct cause may have the signal.
+# PyTorch's words for a lost DataLoader worker; the direct cause may have the signal.
 OF_DATALOADER = "DataLoader worker (pid"
-# What a script's end adds to its reason: warnings of PyTorch's C++ and of Python, the lines of W&B, and exceptions that
-# Python ignores, as in __del__ and atexit, or that its resource tracker meets.
+# Noise after the reason for an end: warnings of PyTorch's C++ and of Python, lines of W&B, exceptions that Python
+# ignores, as in __del__ and atexit, and those of its resource tracker.
 LINES = r"(?:[ \t].*\n)*.*\n"
 NOISE = re.compile(
     r"(?m)^(?:\[W\d{4} .*\n|[^:\n]+:\d+: \w*Warning: .*\n(?:[ \t].*\n)?|wandb:(?! ERROR).*\n"

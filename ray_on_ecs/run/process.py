@@ -40,7 +40,7 @@ STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines aft
 CHUNK_BYTES = 2**16
 ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
-WORKER_KILLED = "is killed by signal: Killed"  # PyTorch of a DataLoader's process
+WORKER_KILLED = "is killed by signal: Killed"  # PyTorch's words for a DataLoader worker
 SIGKILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 
 
@@ -112,7 +112,7 @@ class ScriptProcess:
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
-        self._killed = ""  # why the kernel has killed a process, once it has
+        self._killed = ""  # reason for the kernel's kill of a process, if memory was full
         self._words: LastWords | None = None  # once it has ended
         self.ended_at: float | None = None
 
@@ -182,12 +182,13 @@ class ScriptProcess:
     @property
     def last_words(self) -> LastWords:
         """Reason for the script's end, by its output and the kernel, which kills for memory."""
-        status, lines = self.poll(), list(self.last_lines)
+        status = self.poll()
         if self._words:
             return self._words
+        lines = list(self.last_lines)
         try:
             words = self.explain(lines, status or 0)
-        except Exception as error:  # of a form that is not known
+        except Exception as error:  # an unexpected form of output
             logger.warning(f"the end of the output could not be read ({one_line(error)})")
             words = LastWords("".join(lines[-1:]).strip())
         if self._killed and status in SIGKILL_STATUSES:
