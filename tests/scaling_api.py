@@ -96,14 +96,20 @@ class Api:
             ]
         }
 
-    def update_service(self, cluster: str, service: str, desiredCount: int) -> None:
+    def update_service(
+        self, cluster: str, service: str, desiredCount: int | None = None, forceNewDeployment: bool = False
+    ) -> None:
         part = self._part(service)
 
         def change() -> None:
-            part.count = desiredCount
+            part.count = number
 
-        assert 0 <= desiredCount <= part.most
-        self._change(part, "SetCount", change, desiredCount)
+        number = part.count if desiredCount is None else desiredCount
+        assert 0 <= number <= part.most
+        if forceNewDeployment:
+            self._change(part, "Redeploy", part.deploy, None)
+        else:
+            self._change(part, "SetCount", change, desiredCount)
 
     def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int, HonorCooldown: bool) -> None:
         part = self._part(AutoScalingGroupName)

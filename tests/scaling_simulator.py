@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
@@ -31,6 +32,7 @@ STARTING, REGISTERING, PLACING, PULLING, JOINING, DRAINING = 30, 60, 10, 180, 30
 ALARM_SECONDS, MANAGED_SECONDS = 75, 75  # from a metric to its effect
 WARMUP_SECONDS = 60
 MANAGED_SCALE_IN_MINUTES, IDLE_MINUTES, IDLE_PROTECTION = 15, 30, 120
+BREAKER_MINUTES = 60  # three tasks, each of which waits for an instance 10 to 30 minutes
 
 
 @dataclass
@@ -117,6 +119,8 @@ class Simulator:
         self.now, self.count, self.capacity = 0.0, warm, warm
         self.instances = [Instance(number, -3600, task_at=-3000, kind=kind) for number in range(warm)]
         self.suspended = list[str]()
+        self.deployed_at: float | None = None  # a deployment is in progress
+        self.failed_at: float | None = None  # the last deployment has failed
         self.head_until, self.head_from = math.inf, 0.0  # a head that is away from the one to the other
         self.head = self._new_head() if has_head_calls else None
         self._has_head_calls = has_head_calls
@@ -161,6 +165,7 @@ class Simulator:
             self._publish()
             self._manage()
         self._follow_capacity()
+        self._follow_deployment()
         self._follow_count()
         self._work()
         if self.has_head and self.head and self.now % LOOK_SECONDS == 0:
@@ -260,6 +265,18 @@ class Simulator:
 
     # ECS
 
+    def deploy(self) -> None:
+        """Begin a deployment."""
+        self.deployed_at, self.failed_at = self.now, None
+
+    def _follow_deployment(self) -> None:
+        """End a deployment: with its tasks, or after the circuit breaker's number of tasks without an instance."""
+        if self.deployed_at is not None:
+            if sum(instance.joined_at() <= self.now < instance.ending_at for instance in self.instances) >= self.count:
+                self.deployed_at = None
+            elif self.now - self.deployed_at >= BREAKER_MINUTES * MINUTE:
+                self.deployed_at, self.failed_at = None, self.now
+
     def _manage(self) -> None:
         """Managed scaling of the capacity provider, by CapacityProviderReservation."""
         counted = [instance for instance in self.instances if instance.lifecycle(self.now) in ("Pending", "InService")]
@@ -294,7 +311,7 @@ class Simulator:
             and instance.task_at == math.inf
             and instance.lifecycle(self.now) == "InService"
         ]
-        for each in free[: max(0, self.count - len(with_task))]:
+        for each in free[: max(0, self.count - len(with_task)) if self.failed_at is None else 0]:
             each.task_at = self.now + PLACING
         idle = [
             each
@@ -333,11 +350,14 @@ class Simulator:
         return node_group(self.pool, zone=self.zone, **limits, **names)
 
     def _service(self) -> dict[str, Any]:
+        rollout = "COMPLETED" if self.deployed_at is None else "IN_PROGRESS"
+        rollout = rollout if self.failed_at is None else "FAILED"
+        ended_at = datetime.fromtimestamp(EPOCH + (self.failed_at or 0), UTC)
         return {
             "serviceName": self.kind,
             "status": "ACTIVE",
             "desiredCount": self.count,
-            "deployments": [{"status": "PRIMARY", "rolloutState": "COMPLETED"}],
+            "deployments": [{"status": "PRIMARY", "rolloutState": rollout, "updatedAt": ended_at}],
             "capacityProviderStrategy": [{"capacityProvider": f"{self.kind}-provider", "weight": 1, "base": 0}],
         }
 

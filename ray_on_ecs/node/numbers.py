@@ -4,16 +4,19 @@ Kinds of one pool, in several zones, share its maximum (`in_pools`), and one giv
 
 Functions without side effects: node/scaling.py asks AWS and makes the calls. They make for the numbers of the scaling
 alarms, which do the same minutes later and without a head. So a call that is repeated, lost, refused or made by two
-heads does no harm: two of the three set a number, and the third ends an instance that nothing needs.
+heads does no harm: they set a number, end an instance that nothing needs, or replace a deployment that has failed.
 
     out     the group's capacity at once, and the service's count as its instances come into service: ECS starts two
             instances for a task that finds none
     in      the service's count only after a run with --then-stop; the idle alarm lowers it otherwise
     empty   an instance beyond the service's count that runs no task ends, and a request for one that EC2 does not have
+    failed  a new deployment while programs wait, half an hour after ECS has given up one: it counts tasks for which
+            EC2 has no instance as failed, and then starts none
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -29,6 +32,8 @@ EMPTY_SECONDS, UNREGISTERED_SECONDS = 120.0, 600.0
 # How long this head has seen what it ends: answers of AWS may be a minute old.
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
 STALE_SECONDS = 60.0
+# Between the end of a failed deployment and the next one: a broken image fails again, on instances that are billed.
+REDEPLOY_SECONDS = 1800.0
 
 Stage = Literal["coming", "in service", "not counted"]
 # ECS's state of a container instance that takes tasks; another one is about to end, or to register.
@@ -76,6 +81,7 @@ class View:
 
     count: int  # the service's desired count
     rollout: str = COMPLETED  # rollout state of its deployments: COMPLETED, FAILED or IN_PROGRESS
+    failed_at: float = 0.0  # Unix time of a failed deployment's end
     capacity: int  # the group's desired capacity
     least: int = 0  # the group's minimum size
     most: int  # the group's maximum size
@@ -91,6 +97,7 @@ class Memory:
     empty_since: Mapping[str, float] = field(default_factory=dict)
     ended: Mapping[str, float] = field(default_factory=dict)
     open_since: float | None = None  # the group has requested more instances than it has and needs
+    redeployed_at: float = -math.inf
 
     def ending(self, instance_ids: Iterable[str], now: float) -> Memory:
         """Return this memory with instances that are about to be ended, also if the answer is lost."""
@@ -118,7 +125,12 @@ class End:
     instance_id: str
 
 
-Call = SetCount | SetCapacity | End
+@dataclass(frozen=True)
+class Redeploy:
+    """Start a new deployment of the service, after which ECS starts tasks again."""
+
+
+Call = SetCount | SetCapacity | End | Redeploy
 
 
 def is_short(need: Need, limits: NodeGroup) -> bool:
@@ -210,7 +222,7 @@ def observe(view: View, memory: Memory, now: float, *, is_open: bool) -> Memory:
     ]
     since = {instance_id: memory.empty_since.get(instance_id, now) for instance_id in empty}
     open_since = memory.open_since if memory.open_since is not None else now
-    return Memory(since, ended, open_since if is_open else None)
+    return replace(memory, empty_since=since, ended=ended, open_since=open_since if is_open else None)
 
 
 def decide(
@@ -234,6 +246,8 @@ def decide(
         in_service = sum(member.stage == "in service" for member in counted(view, memory))
         if view.count < (count := min(number, in_service)):
             calls.append(SetCount(count))
+    elif is_short(need, limits) and now - max(view.failed_at, memory.redeployed_at) >= REDEPLOY_SECONDS:
+        return [Redeploy()], replace(memory, redeployed_at=now)
     if calls:
         return calls, memory
     if left is not None and (count := max(left, needed(need, limits))) < view.count:

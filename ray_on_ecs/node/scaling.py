@@ -23,10 +23,23 @@ from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.jobs.record import RUN, THEN_STOP, Job, goes_on, last_jobs
 from ray_on_ecs.node import demand, numbers, ports
 from ray_on_ecs.node.demand import Need
-from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
+from ray_on_ecs.node.numbers import (
+    COMPLETED,
+    FAILED,
+    IN_PROGRESS,
+    Call,
+    End,
+    Host,
+    Member,
+    Memory,
+    Redeploy,
+    SetCount,
+    View,
+)
 from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.pools import Request
 from ray_on_ecs.starting import deployments
+from ray_on_ecs.starting.launches import at
 from ray_on_ecs.starting.look import MOST, MOST_SERVICES, provider_of
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -180,10 +193,9 @@ class Scaler:
 
     def _make(self, call: Call, cluster: str, service: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         logger.debug(f"scaling: {service['serviceName']}: {call}")
-        if isinstance(call, SetCount):
-            self._connect("ecs").update_service(
-                cluster=cluster, service=service["serviceName"], desiredCount=call.number
-            )
+        if isinstance(call, SetCount | Redeploy):
+            change = {"desiredCount": call.number} if isinstance(call, SetCount) else {"forceNewDeployment": True}
+            self._connect("ecs").update_service(cluster=cluster, service=service["serviceName"], **change)
         elif isinstance(call, End):
             self._connect("autoscaling").terminate_instance_in_auto_scaling_group(
                 InstanceId=call.instance_id, ShouldDecrementDesiredCapacity=True
@@ -267,9 +279,11 @@ def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping
         )
         for member in group["Instances"]
     ]
+    failed = deployments.failed(service)
     return View(
         count=service["desiredCount"],
         rollout=_rollout(service),
+        failed_at=at(failed, "updatedAt").timestamp() if failed else 0.0,
         capacity=group["DesiredCapacity"],
         least=group["MinSize"],
         most=group["MaxSize"],
@@ -281,7 +295,7 @@ def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping
 
 def _rollout(service: Mapping[str, Any]) -> str:
     """Return the state of a service's deployments: those that are not completed, the last one's failure first."""
-    if deployments.failure(service) is not None:
+    if deployments.failed(service):
         return FAILED
     states = {each.get("rolloutState", COMPLETED) for each in service.get("deployments", ())}
     return COMPLETED if states <= {COMPLETED} else IN_PROGRESS

@@ -71,7 +71,10 @@ def _failed_deployment(nodes: Nodes) -> str:
     if reason is None:
         return ""
     causes = filter(None, (last_stop(nodes.stopped or ()), reason))
-    way_out = "pulumi config set redeployWorkers WORD and pulumi up try again"
+    way_out = (
+        "while a run waits, the head tries again after 30 minutes; "
+        "pulumi config set redeployWorkers WORD and pulumi up try again at once"
+    )
     return f"{DEPLOYMENT_FAILED}: {'; '.join((*causes, way_out))}"
 
 

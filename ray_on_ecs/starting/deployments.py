@@ -49,12 +49,19 @@ def in_progress(service: Mapping[str, Any]) -> Deployment | None:
     return Deployment(since, sum(each.get("runningCount", 0) for each in _all(service) if each is not primary[0]))
 
 
-def failure(service: Mapping[str, Any]) -> str | None:
-    """Return ECS's reason for giving up the last deployment of a service; None if it has not given it up."""
+def failed(service: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the last deployment of a service if ECS has given it up."""
     for each in _all(service):
         if each.get("status") == "PRIMARY" and states.ROLLOUTS.get(str(each.get("rolloutState"))) is Phase.FAILED:
-            return one_line(each.get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
+            return each
     return None
+
+
+def failure(service: Mapping[str, Any]) -> str | None:
+    """Return ECS's reason for giving up the last deployment of a service; None if it has not given it up."""
+    if (deployment := failed(service)) is None:
+        return None
+    return one_line(deployment.get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
 
 
 def _all(service: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.record import FAILED, RUNNING, STOPPED, SUCCEEDED, THEN_STOP, Job
 from ray_on_ecs.node import numbers, scaling
 from ray_on_ecs.node.demand import Need
-from ray_on_ecs.node.numbers import End, Host, Member, Memory, SetCapacity, SetCount, View
+from ray_on_ecs.node.numbers import End, Host, Member, Memory, Redeploy, SetCapacity, SetCount, View
 from ray_on_ecs.node.scaling import Scaler, just_ended, view_of
 from tests.aws import client
 from tests.ray_on_ecs.node.conftest import GROUP
@@ -104,10 +105,35 @@ def test_more_nodes_in_use_than_the_count_raise_it() -> None:
 @pytest.mark.parametrize("state", [*states("ecs", "DeploymentRolloutState"), "A NEW STATE"])
 def test_each_rollout_state(state: str) -> None:
     need = Need(requested=2, available=0, in_use=0)
-    starts = calls(View(count=0, capacity=0, most=4, rollout=state), need)
+    starts = calls(View(count=0, capacity=0, most=4, rollout=state, failed_at=NOW - 60), need)
     assert starts == ([] if state == "FAILED" else [SetCapacity(2)])
     view = View(count=0, capacity=1, most=4, rollout=state, members=members("InService"), hosts=empty(0))
     assert calls(view, memory=seen("i-0")) == ([End("i-0")] if state == "COMPLETED" else [])
+
+
+@pytest.mark.parametrize(
+    ("need", "failed", "redeployed", "is_due"),
+    [
+        (Need(requested=2, available=0, in_use=0), 1800, math.inf, True),
+        (Need(requested=2, available=0, in_use=0), 1799, math.inf, False),
+        (Need(requested=2, available=0, in_use=0), NOW, math.inf, True),  # AWS gives no time
+        (Need(requested=2, available=0, in_use=0), 3600, 1799, False),  # the answer is old
+        (Need(requested=2, available=0, in_use=0), 3600, 1800, True),
+        (Need(requested=2, available=1, in_use=1), 3600, math.inf, True),
+        (Need(requested=9, available=4, in_use=4), 3600, math.inf, False),  # all of the maximum are up
+        (Need(requested=2, available=2, in_use=2), 3600, math.inf, False),
+        (NOTHING, 3600, math.inf, False),
+    ],
+)
+def test_a_failed_deployment_is_repeated_for_programs_that_wait(
+    need: Need, failed: float, redeployed: float, is_due: bool
+) -> None:
+    view = View(count=2, capacity=2, most=4, rollout="FAILED", failed_at=NOW - failed)
+    limits = NodeGroup(**LIMITS)
+    memory = Memory(redeployed_at=NOW - redeployed)
+    made, after = numbers.decide(need, limits, view, memory, NOW)
+    assert made == ([Redeploy()] if is_due else [])
+    assert not is_due or numbers.decide(need, limits, view, after, NOW + 10)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -390,6 +416,10 @@ def test_a_group_and_a_service_of_aws_get_their_numbers(aws_server: str, autosca
     scaler._make(End(found["Instances"][0]["InstanceId"]), "scaled", service, found)
     [found] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
     assert found["DesiredCapacity"] == 2
+    [first] = service["deployments"]
+    scaler._make(Redeploy(), "scaled", service, found)
+    [service] = ecs.describe_services(cluster="scaled", services=["scaled-workers"])["services"]
+    assert (service["desiredCount"], service["deployments"][0]["id"] != first["id"]) == (3, True)
 
 
 @pytest.mark.parametrize(("variable", "threads"), [("info", 1), ("", 0)], ids=["a stack", "elsewhere"])

@@ -180,6 +180,32 @@ def test_a_zone_failover_gets_its_instances(moved_at: int) -> None:
     assert not simulator.counted()
 
 
+@pytest.mark.parametrize("available", [0, 1])
+def test_a_lack_of_capacity_at_the_first_update_ends_without_another_one(available: int) -> None:
+    """The deployment of the first `pulumi up` fails, and the one that follows it, too."""
+    waits = run(2)
+    simulator = Simulator(4, [waits], shortage=available)
+    simulator.count = simulator.capacity = 2
+    simulator.deploy()
+    simulator.stay(2.75 * HOUR)
+    assert simulator.failed_at is not None
+    assert waits.began_at is None
+    simulator.shortage = 4
+    simulator.stay(5 * HOUR)
+    check_end(simulator, 2)
+    assert [name for _, name, _ in simulator.calls].count("Redeploy") == 2
+
+
+@pytest.mark.parametrize(("is_made", "error"), [(True, Lost), (False, Refused)])
+def test_a_new_deployment_is_repeated_until_it_begins(is_made: bool, error: type[Exception]) -> None:
+    waits = run(2)
+    simulator = Simulator(4, [waits], on_call=at_call(1, error()))
+    simulator.failed_at = 0
+    simulator.stay(3 * HOUR)
+    check_end(simulator, 2)
+    assert [name for _, name, _ in simulator.calls].count("Redeploy") == (1 if is_made else 2)
+
+
 def test_a_spot_instance_that_goes_is_replaced_once() -> None:
     lasting = run(3, seconds=3000)
     simulator = Simulator(4, [lasting]).stay(1200)
