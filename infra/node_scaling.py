@@ -53,8 +53,17 @@ class NodeScaling(pulumi.ComponentResource):
         self._args = args
         self._most = args.scale.max_count * args.node.units
         scale = args.scale
+        # The program does not change the count. A maximum of 0 stops the idle workers of a pool that had some.
+        # https://docs.aws.amazon.com/autoscaling/application/APIReference/API_RegisterScalableTarget.html
         self._target = scalable_target(name, args.service, fewest=scale.min_count, most=scale.max_count, parent=self)
         self._metrics = _metrics(args)
+        if scale.max_count:
+            self._scale(name)
+        self.register_outputs({})
+
+    def _scale(self, name: str) -> None:
+        """Alarms with their policies, and the head's permission to set the numbers."""
+        args, scale = self._args, self._args.scale
         self._scale_out_alarm(name)
         if scale.idle_minutes and scale.min_count < scale.max_count:
             self._idle_alarm(name)
@@ -64,7 +73,6 @@ class NodeScaling(pulumi.ComponentResource):
         ).apply(lambda values: json.dumps(policies.scaling(**values)))
         child = pulumi.ResourceOptions(parent=self)
         aws.iam.RolePolicy(f"{name}-head-policy", role=args.head_role, policy=policy, opts=child)
-        self.register_outputs({})
 
     def _scale_out_alarm(self, name: str) -> None:
         """Scale out while jobs request more than is available: to the requested number, at least to the running one.

@@ -335,7 +335,7 @@ class RayCluster(pulumi.ComponentResource):
                 task_definition_arn=tasks[kind].definition_arn,
                 capacity_provider=node_groups[kind].provider_name,
                 count=scale.initial_count if scale else 1,
-                autoscaled=scale is not None and scale.max_count > 0,
+                autoscaled=scale is not None,
                 sleeps=self._sleeps and scale is None,
                 before_update=None if scale else services.start_head(self._plan.location.region),
                 redeploy={cause: value for cause, value in triggers.items() if value},
@@ -343,7 +343,7 @@ class RayCluster(pulumi.ComponentResource):
                 after=after,
             )
             made[kind] = Service(f"{self._prefix}-ray-{name}", args, self._opts)
-            if scale and scale.max_count:
+            if scale:
                 scaling_args = NodeScalingArgs(
                     cluster=cluster.ref,
                     service=made[kind].ref,

@@ -47,6 +47,7 @@ class Instance:
     is_used: bool = False
     ending_at: float = math.inf
     kind: str = WORKERS
+    instance_type: str = ""  # of a former type, on which no task fits, if it is named
 
     @property
     def instance_id(self) -> str:
@@ -309,6 +310,7 @@ class Simulator:
             for instance in self.instances
             if instance.has_registered(self.now)
             and instance.task_at == math.inf
+            and not instance.instance_type
             and instance.lifecycle(self.now) == "InService"
         ]
         for each in free[: max(0, self.count - len(with_task)) if self.failed_at is None else 0]:
@@ -374,6 +376,7 @@ class Simulator:
                     "LifecycleState": instance.lifecycle(self.now),
                     "ProtectedFromScaleIn": True,
                     "HealthStatus": "Healthy",
+                    "InstanceType": instance.instance_type,
                 }
                 for instance in self.instances
                 if instance.lifecycle(self.now) != "Terminated"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.session import get_session
 
 from infra.tags import PROJECT_TAG
 from tests.iam import as_list
@@ -20,13 +21,12 @@ ROOT = Path(__file__).parents[1]
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_CHARACTERS = 6144
 PLACEHOLDERS = {
-    "REGION": "ap-southeast-2",
     "ACCOUNT": ACCOUNT,
     "PROJECT": 34 * "p",
     "KEY_ID": 36 * "0",
     "SECRET_NAME": 64 * "s",
 }
-FILES = ("deployer", "deployer-instances", "deployer-sleep", "deployer-file-systems")
+FILES = ("deployer", "deployer-instances", "deployer-image", "deployer-sleep", "deployer-file-systems")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
 # Actions that tag and untag: the AWS provider puts its default tags on all taggable resources.
 TAGGING = {
@@ -385,12 +385,15 @@ def test_deployer_policies_allow_exactly_the_required_actions() -> None:
     assert {action for action, _ in allowed()} == actions(ACTIONS) | actions(QUESTIONS)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_each_policy_fits_a_managed_policy(policy: dict[str, Any]) -> None:
-    text = json.dumps(policy, separators=(",", ":"))
-    for word, value in PLACEHOLDERS.items():
-        text = text.replace(word, value)
-    assert len(text) <= MOST_CHARACTERS
+@pytest.mark.parametrize("policy", POLICIES, ids=FILES)
+def test_each_policy_fits_a_managed_policy_in_each_region(policy: dict[str, Any]) -> None:
+    session = get_session()
+    for partition in ("aws", "aws-cn", "aws-us-gov", "aws-eusc"):
+        for region in session.get_available_regions("ecs", partition_name=partition):
+            text = json.dumps(policy, separators=(",", ":")).replace("arn:aws:", f"arn:{partition}:")
+            for word, value in (PLACEHOLDERS | {"REGION": region}).items():
+                text = text.replace(word, value)
+            assert len(text) <= MOST_CHARACTERS, region
 
 
 def test_keys_and_secrets_are_named() -> None:

@@ -543,10 +543,12 @@ def test_larger_instance_type_changes_all_derived_sizes() -> None:
 def test_stack_without_gpu_workers() -> None:
     cloud = deployed("no GPU workers")
     assert cloud.resources["workers-group"].inputs["maxSize"] == 0
-    assert not cloud.of_type("aws:appautoscaling/target:Target")
+    (target,) = cloud.of_type("aws:appautoscaling/target:Target")
+    assert (target.inputs["minCapacity"], target.inputs["maxCapacity"]) == (0, 0)
+    assert not cloud.of_type("aws:appautoscaling/policy:Policy")
     service = cloud.resources["ray-workers-service"]
     assert service.inputs["desiredCount"] == 0
-    assert service.ignore_changes == ()
+    assert service.ignore_changes == ("desiredCount",)
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1
     assert "--num-workers" not in trains_by(cloud)
 

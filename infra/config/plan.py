@@ -117,7 +117,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     priced = prices.look_up(caller.region, *nodes.values(), zones=location.suitable, spot=args.max_hourly_usd > 0)
     prices.check(args.max_hourly_usd, *priced)
     if not existing:
-        _check_room(args, priced)
+        _check_room(args, priced, len(location.endpoints))
     tags = aws.get_default_tags(opts=opts).tags
     rules.default_tags(tags, {*args.tags, "Name", *stack_tags()})
     nodes = dict(zip(nodes, priced, strict=True))
@@ -155,17 +155,20 @@ def _warn_of_unused(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> None
             warn(f"{field}: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2")
 
 
-def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec]) -> None:
+def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec], endpoints: int) -> None:
     """Refuse a VPC with too few addresses: in awsvpc mode a node takes one for its instance and one for its task.
+
+    A VPC endpoint and a new file system take one each.
 
     The zone that the state keeps may be that of any other node.
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-networking-awsvpc.html
     """
     zones = {zone for node in nodes for zone in node.zones} or {""}
     most = max(sum(node.max_count for node in nodes if zone in (node.zones or [zone])) for zone in zones)
-    room = private_addresses(args.vpc_cidr)
+    room = private_addresses(args.vpc_cidr) - endpoints - bool(args.fsx_lustre_gib)
     if room < 2 * most:
-        problem = f"has {room} addresses per private subnet, too few for {most} nodes with two each"
+        beside = f" beside {endpoints} VPC endpoints" if endpoints else ""
+        problem = f"has {room} addresses per private subnet{beside}, too few for {most} nodes with two each"
         raise SettingError("vpc_cidr", args.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 

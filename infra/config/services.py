@@ -100,7 +100,7 @@ def _start(scaling: Any, ecs: Any, service: str) -> None:
 
 
 def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:
-    """Delete all services that use these providers, and wait also for those that are being deleted."""
+    """Delete all services that use these providers, and wait until they are."""
     ending: dict[str, str] = {}
     # As many services as DescribeServices takes.
     pages = ecs.get_paginator("list_services").paginate(cluster=cluster, PaginationConfig={"PageSize": 10})

@@ -131,6 +131,9 @@ def user_data(cluster_name: str, mounts: str = "", *, efa_devices: int = 0, loca
         "ECS_ENABLE_TASK_IAM_ROLE": "true",
         # Tasks get the credentials of their task role from the agent, and must not get the instance role's.
         "ECS_AWSVPC_BLOCK_IMDS": "true",
+        # ECS places tasks with Docker's security options on instances with this attribute; the agent does not use it.
+        # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
+        "ECS_SELINUX_CAPABLE": "true",
         # The image is large and referenced by digest, so one pull per instance is enough. Unlike `prefer-cached`, this
         # setting lets the agent delete images of earlier builds.
         "ECS_IMAGE_PULL_BEHAVIOR": "once",

@@ -9,7 +9,8 @@ heads does no harm: they set a number, end an instance that nothing needs, or re
     out     the group's capacity at once, and the service's count as its instances come into service: ECS starts two
             instances for a task that finds none
     in      the service's count only after a run with --then-stop; the idle alarm lowers it otherwise
-    empty   an instance beyond the service's count that runs no task ends, and a request for one that EC2 does not have
+    empty   an instance that runs no task ends if it is beyond the service's count, or of a type that the pool no longer
+            has; and a request for one that EC2 does not have
     failed  a new deployment while programs wait, half an hour after ECS has given up one: it counts tasks for which
             EC2 has no instance as failed, and then starts none
 """
@@ -53,6 +54,7 @@ class Member:
     state: str = "InService"
     is_protected: bool = True  # ECS's managed scaling ends the protection of an instance that it is about to end
     is_healthy: bool = True
+    instance_type: str = ""
 
     @property
     def stage(self) -> Stage:
@@ -212,6 +214,12 @@ def surplus(need: Need, limits: NodeGroup, view: View, memory: Memory) -> int:
     return len(counted(view, memory)) - max(needed(need, limits), view.count, view.least)
 
 
+def of_other_types(limits: NodeGroup, view: View, memory: Memory) -> set[str]:
+    """Return the instances of types that the pool no longer has; its tasks may not fit on them, or share them."""
+    types = {"", *limits["types"]}
+    return {each.instance_id for each in counted(view, memory) if each.instance_type not in types}
+
+
 def observe(view: View, memory: Memory, now: float, *, is_open: bool) -> Memory:
     """Return the memory with what a view shows; `is_open` if the group requests more than it has and needs."""
     ended = {key: moment for key, moment in memory.ended.items() if now - moment < 2 * STALE_SECONDS}
@@ -260,15 +268,12 @@ def decide(
 
 
 def _ends(need: Need, limits: NodeGroup, view: View, memory: Memory, now: float) -> list[End]:
-    """Return the ends of instances that nothing needs.
+    """Return the ends of instances that nothing needs, or that get no task.
 
     None while ECS may be about to place a task on one, or another caller is about to end one.
     """
     members = counted(view, memory)
-    if view.hosts is None or view.rollout != COMPLETED or TERMINATE in view.suspended:
-        return []
-    placed = sum(host.tasks for member in members if (host := view.hosts.get(member.instance_id)))
-    if placed < view.count or view.capacity < len(members):
+    if view.hosts is None or TERMINATE in view.suspended or view.capacity < len(members):
         return []
     ready = []
     for instance_id, since in memory.empty_since.items():
@@ -276,6 +281,11 @@ def _ends(need: Need, limits: NodeGroup, view: View, memory: Memory, now: float)
         age = now - (host.registered_at if host else since)
         if now - since >= STALE_SECONDS and age >= (EMPTY_SECONDS if host else UNREGISTERED_SECONDS):
             ready.append(instance_id)
+    if others := of_other_types(limits, view, memory).intersection(ready):
+        return [End(instance_id) for instance_id in sorted(others)]
+    placed = sum(host.tasks for member in members if (host := view.hosts.get(member.instance_id)))
+    if placed < view.count or view.rollout != COMPLETED:
+        return []
     return [End(instance_id) for instance_id in sorted(ready)[: max(0, surplus(need, limits, view, memory))]]
 
 

@@ -181,7 +181,7 @@ class Scaler:
     ) -> None:
         memory = self._memory.get(kind, Memory())
         view = view_of(service, group)
-        if numbers.surplus(need, limits, view, memory) > 0:
+        if numbers.surplus(need, limits, view, memory) > 0 or numbers.of_other_types(limits, view, memory):
             view = view_of(service, group, read_hosts().get(limits["provider"], {}))
         calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)
         if calls or view.hosts is not None or view.capacity > len(numbers.counted(view, memory)):
@@ -276,6 +276,7 @@ def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping
             member["LifecycleState"],
             member["ProtectedFromScaleIn"],
             member["HealthStatus"] == "Healthy",
+            member.get("InstanceType", ""),
         )
         for member in group["Instances"]
     ]

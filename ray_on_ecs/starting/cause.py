@@ -147,6 +147,7 @@ def _ecs(nodes: Nodes, now: datetime) -> str:
         return ""
     return (
         _unregistered(nodes, now)
+        or _of_other_type(nodes)
         or _without_gpus(nodes)
         or last_stop(nodes.stopped or ())
         or _unfit(nodes)
@@ -168,6 +169,17 @@ def _unregistered(nodes: Nodes, now: datetime) -> str:
         f"{minutes(SLOW)}: the AMI is not one of ECS, a mount fails, or the network does not reach ECS; "
         f"{states.NETWORK}; aws ec2 get-console-output --instance-id {missing[0]} shows the boot"
     )
+
+
+def _of_other_type(nodes: Nodes) -> str:
+    for each in members(nodes.group, Phase.RUNNING):
+        instance_type = each.get("InstanceType")
+        if instance_type and nodes.types and instance_type not in nodes.types:
+            return (
+                f"{each.get('InstanceId')} is a {instance_type}, and pool {nodes.pool} has {' or '.join(nodes.types)} "
+                "now: the head ends it once it runs no task"
+            )
+    return ""
 
 
 def _without_gpus(nodes: Nodes) -> str:

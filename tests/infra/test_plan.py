@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra.config import RayClusterArgs, idle_cost
+from infra.config.location import INTERFACE_ENDPOINTS
 from infra.config.plan import Plan, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
@@ -138,6 +139,17 @@ def test_vpc_with_too_few_addresses_is_refused(cloud: Cloud, workers: int, fits:
         "vpc_cidr: '10.0.0.0/24' has 27 addresses per private subnet, too few for 14 nodes with two each; "
         "use a larger CIDR block, e.g. 10.0.0.0/16"
     )
+
+
+def test_addresses_of_endpoints_are_counted(cloud: Cloud) -> None:
+    number = len(INTERFACE_ENDPOINTS)
+    settings = {"vpc_cidr": "10.0.0.0/24", "nat_gateway": False, "check_quotas": False}
+    fit = (27 - number) // 2 - 1  # beside the head
+    plan(cloud, **settings, worker_count=fit)
+    with pytest.raises(SettingError) as refused:
+        plan(cloud, **settings, worker_count=fit + 1)
+    addresses = f"{27 - number} addresses per private subnet beside {number} VPC endpoints"
+    assert f"has {addresses}, too few for {fit + 2} nodes with two each" in str(refused.value)
 
 
 def test_vcpus_beyond_the_quota_are_refused(cloud: Cloud) -> None:

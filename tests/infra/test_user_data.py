@@ -29,12 +29,13 @@ from tests.waiting import until
 
 
 def test_agent_joins_cluster_and_blocks_imds() -> None:
-    assert user_data("ray-cluster").splitlines()[:13] == [
+    assert user_data("ray-cluster").splitlines()[:14] == [
         "#!/bin/bash",
         "cat >> /etc/ecs/ecs.config <<'EOF'",
         "ECS_CLUSTER=ray-cluster",
         "ECS_ENABLE_TASK_IAM_ROLE=true",
         "ECS_AWSVPC_BLOCK_IMDS=true",
+        "ECS_SELINUX_CAPABLE=true",
         "ECS_IMAGE_PULL_BEHAVIOR=once",
         "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION=10m",
         "ECS_IMAGE_PULL_INACTIVITY_TIMEOUT=10m",

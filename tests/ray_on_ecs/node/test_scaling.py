@@ -111,6 +111,33 @@ def test_each_rollout_state(state: str) -> None:
     assert calls(view, memory=seen("i-0")) == ([End("i-0")] if state == "COMPLETED" else [])
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", "IN_PROGRESS", "FAILED"])
+@pytest.mark.parametrize(
+    ("instance_type", "hosts", "memory", "is_ended"),
+    [
+        ("p3.2xlarge", empty(0, 1), seen("i-0"), True),
+        ("p3.2xlarge", empty(0, 1), seen("i-0", seconds=30), False),
+        ("p3.2xlarge", empty(0, 1, age=90), seen("i-0"), False),
+        ("p3.2xlarge", empty(1, 1), seen("i-0"), False),  # it runs a task
+        ("p3.2xlarge", empty(0, 1, status="DRAINING"), seen("i-0"), False),
+        ("p3.2xlarge", None, seen("i-0"), False),
+        (LIMITS["types"][0], empty(0, 1), seen("i-0"), False),
+        ("", empty(0, 1), seen("i-0"), False),  # AWS does not name it
+    ],
+)
+def test_an_empty_instance_of_a_former_type_ends(
+    state: str, instance_type: str, hosts: dict[str, Host] | None, memory: Memory, is_ended: bool
+) -> None:
+    others = (Member("i-0", instance_type=instance_type), Member("i-1", instance_type=LIMITS["types"][0]))
+    view = View(count=2, capacity=2, most=4, rollout=state, failed_at=NOW - 60, members=others, hosts=hosts)
+    need = Need(requested=2, available=1, in_use=1)
+    made, after = numbers.decide(need, NodeGroup(**LIMITS), view, memory, NOW)
+    assert made == ([End("i-0")] if is_ended else [])
+    if is_ended and state != "FAILED":
+        ended = replace(view, capacity=1, members=others[1:])
+        assert numbers.decide(need, NodeGroup(**LIMITS), ended, after, NOW + 10)[0] == [SetCapacity(2)]
+
+
 @pytest.mark.parametrize(
     ("need", "failed", "redeployed", "is_due"),
     [

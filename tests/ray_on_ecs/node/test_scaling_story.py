@@ -180,6 +180,21 @@ def test_a_zone_failover_gets_its_instances(moved_at: int) -> None:
     assert not simulator.counted()
 
 
+@READINGS
+@pytest.mark.parametrize("idle", [1, 2, 4])
+def test_instances_of_a_former_type_make_room(idle: int, counts_pending: bool) -> None:
+    """A larger type is configured while workers are idle, and fill the group."""
+    waits = run(4)
+    simulator = Simulator(4, [waits], warm=idle, counts_pending=counts_pending)
+    for each in simulator.instances:
+        each.instance_type, each.task_at = "p3.2xlarge", math.inf
+    simulator.deploy()
+    simulator.stay(2 * HOUR)
+    check_end(simulator, idle + 4)
+    assert waits.began_at is not None
+    assert waits.began_at < 15 * 60
+
+
 @pytest.mark.parametrize("available", [0, 1])
 def test_a_lack_of_capacity_at_the_first_update_ends_without_another_one(available: int) -> None:
     """The deployment of the first `pulumi up` fails, and the one that follows it, too."""

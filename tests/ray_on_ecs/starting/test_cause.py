@@ -119,6 +119,17 @@ def diagnosis(nodes: Nodes, needed: int | None = None) -> str:
     return line
 
 
+@pytest.mark.parametrize(
+    ("instance_type", "is_named"),
+    [("g5.xlarge", False), ("", False), (None, False), ("g5.12xlarge", True), ("m5.large", True)],
+)
+def test_an_instance_of_another_type_is_named(instance_type: str | None, is_named: bool) -> None:
+    group = GROUP | {"Instances": [{**member("i-1"), "InstanceType": instance_type}, member("i-2")]}
+    line = diagnosis(short_tasks(group=group, gpus=4 if is_named else 1))
+    told = f"i-1 is a {instance_type}, and pool default has g5.xlarge now: the head ends it once it runs no task"
+    assert line == (told if is_named else "")
+
+
 def test_healthy_nodes_have_no_reason() -> None:
     assert diagnosis(HEALTHY) == diagnosis(HEALTHY, 2) == diagnosis(Nodes()) == ""
     assert diagnosis(replace(HEALTHY, service=None, instances=None, stopped=None)) == ""
