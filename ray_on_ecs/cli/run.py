@@ -143,7 +143,7 @@ def _run(
 
         def upload() -> Callable[[], dict[str, str]]:
             note(f"uploading {config.folder}")
-            code = archive.store(config, cluster.code_storage(storage), note, links=cluster.is_here)
+            code = archive.store(config, cluster.code_storage(storage), note, is_here=cluster.is_here)
 
             def write() -> dict[str, str]:
                 digest = document.write(of_document, config, given, code, earlier)
