@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
@@ -70,7 +72,7 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
     """Return the exit status of a run that has ended: its last job's, or that of the state in its folder."""
-    storage = cluster.storage(run)
+    storage = replace(cluster.storage(run), flag="RUN")
     if jobs:
         job_id, job = list(jobs.items())[-1]
         return driver_exit_status(job_id, job, storage, lambda: way_on(cluster, run))

@@ -68,7 +68,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """Return the folder of a run; UsageError with the nearest names without one, and errors of `list_folders`."""
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
-        return cluster.storage(name)
+        return replace(cluster.storage(name), flag="RUN")
     nearest = get_close_matches(name, names) or [other for other in names if name in other][:3]
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists the runs"
     raise UsageError(f"run {name!r} not found in {cluster.storage_path}; {hint}")
