@@ -27,7 +27,7 @@ def store(words: list[str]) -> str:
     storage.check_writable()
     check_not_finished(storage)
     values = secrets.take_from_environment(config.secret)
-    stored = archive.store(config, storage, print, links=True)
+    stored = archive.store(config, storage, print, is_here=True)
     if values:
         secrets.store(storage.uri).put(values)
     document.write(storage, config, given, stored, document.read_earlier(storage))

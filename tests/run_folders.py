@@ -69,11 +69,18 @@ def in_manifest(storage: RunStorage) -> dict[str, str]:
 
 
 def make_folder(
-    storage: RunStorage, disk: Path, node: int = 0, code: Mapping[str, str] | None = None, **options: Any
+    storage: RunStorage,
+    disk: Path,
+    node: int = 0,
+    code: Mapping[str, str] | Callable[[Path], None] | None = None,
+    **options: Any,
 ) -> RunFolder:
-    """Return the folder of a node with this disk; a value `-> TARGET` of the code is a link."""
+    """Return the folder of a node with this disk; the code writes itself, or a value `-> TARGET` of it is a link."""
 
     def place(folder: Path) -> None:
+        if callable(code):
+            code(folder)
+            return
         folder.mkdir()
         write(folder, {name: text for name, text in (code or {}).items() if not text.startswith("-> ")})
         for name, text in (code or {}).items():
@@ -102,7 +109,7 @@ class Nodes:
         disks: Path,
         clock: Clock,
         count: int = 1,
-        code: Mapping[str, str] | None = None,
+        code: Mapping[str, str] | Callable[[Path], None] | None = None,
         **options: Any,
     ) -> None:
         self._storage, self._clock = storage, clock

@@ -13,6 +13,7 @@ from rich import filesize
 from ray_on_ecs.cli import local_copy
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cli.target import check_target
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
@@ -77,6 +78,7 @@ def copy_run(
     """
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
+    check_target(storage, target)
     copied: set[str] = set()
     try:
         for _ in range(local_copy.ATTEMPTS):  # a run that is under way replaces its files

@@ -16,7 +16,7 @@ from ray_on_ecs.cli.screen import note, notes
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.disk import Changed, StoredFile, make_ignored, part_of
+from ray_on_ecs.storage.disk import Changed, StoredFile, make_ignored, nearest, part_of
 from ray_on_ecs.storage.filesystem import copy_each
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -36,8 +36,7 @@ def is_here(target: Path, path: str, info: StoredFile, written_at: int | None) -
 
 def check_room(target: Path, needed: int) -> None:
     """Raise UsageError unless the target's disk has room for these bytes."""
-    nearest = next(parent for parent in (target.absolute(), *target.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(nearest).free
+    free = shutil.disk_usage(nearest(target.absolute())).free
     if needed > free:
         raise UsageError(
             f"{target} has room for {filesize.decimal(free)}, and the files take {filesize.decimal(needed)}; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
@@ -70,10 +72,11 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
     """Return the exit status of a run that has ended: its last job's, or that of the state in its folder."""
+    storage = replace(cluster.storage(run), flag="RUN")
     if jobs:
         job_id, job = list(jobs.items())[-1]
-        return driver_exit_status(job_id, job, cluster.storage(run), lambda: way_on(cluster, run))
-    state = (cluster.storage(run).read_json(layout.STATUS) or {}).get("state")
+        return driver_exit_status(job_id, job, storage, lambda: way_on(cluster, run))
+    state = (storage.read_json(layout.STATUS) or {}).get("state")
     if not isinstance(state, str) or state not in STATUSES:
         raise ResourceError(
             f"run {run} was {state or 'not started'} at its last update; {cluster.command('runs')} shows its state"
@@ -91,6 +94,7 @@ def _stored(cluster: Cluster, run: str, cause: TrainingError | None) -> str:
         names = sorted(storage.file_sizes(layout.LOGS))
         texts = [storage.read(f"{layout.LOGS}/{name}").decode(errors="replace") for name in names]
     except OSError as fault:
+        find_run(cluster, run)  # the storage path may not be a folder
         raise TrainingError(f"the logs of run {run} can't be read ({fault})") from fault
     if isinstance(cause, ResourceError) and texts:
         note(f"{cause}; this is the log that the run stored last:")

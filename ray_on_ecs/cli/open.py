@@ -13,9 +13,10 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.fetch import FOLDER
 from ray_on_ecs.cli.local_copy import make_folder
 from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cli.target import check_folder
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import ResourceError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -28,7 +29,9 @@ from ray_on_ecs.storage.run_storage import RunStorage
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, no_browser: bool, as_json: bool) -> None:
     """Copy RUN's report to DIR/RUN (default: runs/RUN) and show it: results, curves, settings, the end of the log."""
-    report, curves = _copy(find_run(cluster, run), Path(folder).absolute() / run)
+    storage, target = find_run(cluster, run), Path(folder).expanduser().absolute() / run
+    check_folder(target)
+    report, curves = _copy(storage, target)
     if as_json:
         print_json({"run": run, "report": str(report), "curves": curves and str(curves)})
     else:
@@ -53,6 +56,9 @@ def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
     try:
         page = render_here(storage)
         picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else b""
+    except OSError as cause:
+        raise ResourceError(f"the report of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
+    try:
         make_folder(folder)
         report.unlink(missing_ok=True)  # perhaps a link, and this folder the storage, where others may write
         report.write_bytes(page)
@@ -60,5 +66,5 @@ def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
         if picture.startswith(layout.PNG):
             curves.write_bytes(picture)
     except OSError as cause:
-        raise ResourceError(f"the report of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
+        raise UsageError(f"DIR: {folder} can't have the report ({one_line(cause)}); give another folder") from cause
     return report, curves if curves.exists() else None

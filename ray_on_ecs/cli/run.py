@@ -33,6 +33,7 @@ from ray_on_ecs.cli.run_flags import (
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cli.stop import stop_run
+from ray_on_ecs.cli.target import check_folder, check_target
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
@@ -130,6 +131,10 @@ def _run(
     from ray_on_ecs.run.code import archive
 
     storage = cluster.storage(name)
+    if cluster.is_here and storage.is_local:
+        check_folder(Path(storage.path()), "--storage-path")
+    if fetch is not None:
+        check_target(storage, Path(fetch) / name, "--fetch")
     of_document = cluster.document_storage(storage)
     earlier = _earlier_command(storage, of_document, config)
     resubmissions = 0 if cluster.ends_with_command else max_resubmissions  # only a head does that
@@ -143,7 +148,7 @@ def _run(
 
         def upload() -> Callable[[], dict[str, str]]:
             note(f"uploading {config.folder}")
-            code = archive.store(config, cluster.code_storage(storage), note, links=cluster.is_here)
+            code = archive.store(config, cluster.code_storage(storage), note, is_here=cluster.is_here)
 
             def write() -> dict[str, str]:
                 digest = document.write(of_document, config, given, code, earlier)
@@ -186,7 +191,8 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
 def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunConfig) -> dict[str, Any]:
     """Return the document of the run's earlier command, or an empty one; print the settings that this command lacks.
 
-    UsageError if the run is finished, or had a secret that is missing now; StorageError if the storage can't be read.
+    UsageError if the run is finished, had a secret that is missing now, or is in a folder that can't be read;
+    StorageError if a bucket can't.
     """
     from ray_on_ecs.run import document
     from ray_on_ecs.run.run_secrets import check_repeated
@@ -200,8 +206,11 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     except OSError as cause:
         if isinstance(error := getattr(cause, "error", None), TrainingError):
             raise error from cause
-        cure = "give another folder as --storage-path" if storage.is_local else "try again"
-        raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); {cure}") from cause
+        if storage.is_local:
+            raise UsageError(
+                f"--storage-path: {storage.uri} can't be read ({one_line(cause)}); give another folder"
+            ) from cause
+        raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); try again") from cause
     settings = earlier.get("settings", {})
     check_repeated(config, settings)
     lacking = [flag(name) for name in KEPT if settings.get(name) and not getattr(config, name)]

@@ -52,6 +52,8 @@ COMPOSE_S3 = "http://127.0.0.1:5001"
 COMPOSE_PORTS = {8888: 18888}
 # Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
+# More are refused on this machine: the larger of both.
+MOST_WORKERS, WORKERS_PER_CPU = 64, 4
 
 
 class Cluster(ABC):
@@ -328,6 +330,9 @@ class LocalCluster(HeadCluster):
         # A Ray program needs Ray, which ends with its driver.
         cpus = os.cpu_count() or 1
         workers = config.workers[0] if config.workers else DEFAULT_WORKERS
+        if workers > (most := max(MOST_WORKERS, WORKERS_PER_CPU * cpus)):
+            what = f"{workers:,} workers are too many for this machine's {counted(cpus, 'CPU')}"
+            raise UsageError(f"--num-workers: {what}; give {most} at most")
         if not config.driver:
             if workers > cpus:
                 say(f"{workers} workers share {counted(cpus, 'CPU')}")

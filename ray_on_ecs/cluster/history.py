@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from ray_on_ecs.cluster.aws import stack_not_found
@@ -22,7 +23,7 @@ from ray_on_ecs.jobs.record import RUNNING, STOPPED, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.bucket import NoBucket, StorageFault
-from ray_on_ecs.storage.disk import Listing, StoredFile
+from ray_on_ecs.storage.disk import Listing, StoredFile, nearest
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.end import End, end_in
@@ -67,7 +68,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """Return the folder of a run; UsageError with the nearest names without one, and errors of `list_folders`."""
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
-        return cluster.storage(name)
+        return replace(cluster.storage(name), flag="RUN")
     nearest = get_close_matches(name, names) or [other for other in names if name in other][:3]
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists the runs"
     raise UsageError(f"run {name!r} not found in {cluster.storage_path}; {hint}")
@@ -195,6 +196,9 @@ def list_folders(cluster: Cluster, storage: RunStorage, names: Collection[str] |
 
 
 def _list(cluster: Cluster, storage: RunStorage) -> Listing:
+    if storage.is_local and not (there := nearest(Path(storage.path()))).is_dir():
+        what = "set it to the folder or bucket with the runs"
+        raise UsageError(f"RAY_ON_ECS_STORAGE_PATH: {there} is not a folder; {what}")
     try:
         return storage.listing()
     except NoBucket as cause:

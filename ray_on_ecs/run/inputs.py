@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
@@ -65,7 +66,7 @@ def absolute(source: str) -> str:
 
 def _files_of(run_name: str, shown: str, storage: RunStorage) -> str:
     """Return the folder with the files of another run, which must have finished."""
-    other = storage.sibling(run_name)
+    other = replace(storage.sibling(run_name), flag="--input")
     snapshot = read_snapshot(other)
     if any(not key.startswith(f"{snapshot.folder}/") for key in snapshot.keys):
         raise UsageError(f"--input: {shown} has not finished, so that its files still change; wait for its end")

@@ -182,6 +182,11 @@ def make_ignored(folder: Path) -> None:
         (folder / IGNORED[0]).write_text(IGNORED[1])
 
 
+def nearest(path: Path) -> Path:
+    """Return an absolute path, or the nearest one above it that is there: a link that leads nowhere is."""
+    return next(each for each in (path, *path.parents) if os.path.lexists(each))
+
+
 def is_ignored(folder: Path) -> bool:
     """Return whether `make_ignored` has made a folder."""
     try:

@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -31,6 +31,7 @@ class RunStorage:
     base: str  # the storage path on the disk, or `bucket/prefix`
     run_name: str  # and of its folder below `base`; empty for the storage path itself
     uri: str  # the run's folder as a user would type it
+    flag: str = field(default="--run-name", compare=False)  # by which the user has named the run
 
     @classmethod
     def open(cls, storage_path: str, run_name: str, **options: Any) -> RunStorage:
@@ -165,7 +166,7 @@ class RunStorage:
 
     def _broken(self, name: str, reason: str) -> UsageError:
         return UsageError(
-            f"--run-name: {name} in {self.uri} is broken ({reason}); delete it or give another --run-name"
+            f"{self.flag}: {name} in {self.uri} is broken ({reason}); delete it or give another {self.flag}"
         )
 
 

@@ -54,6 +54,8 @@ def render_history(
 def is_history(file: Path) -> bool:
     """Return whether a file is such a page."""
     try:
+        if not file.is_file():  # a pipe would wait for its writer
+            return False
         with file.open("rb") as page:
             return MARK.encode() in page.read(START_BYTES)
     except OSError:

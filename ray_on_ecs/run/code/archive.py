@@ -23,7 +23,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import DISK_FULL, StorageError, UsageError, one_line
 from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code import git
-from ray_on_ecs.run.code.files import KEY, CodeFiles, check_size, list_code
+from ray_on_ecs.run.code.files import KEY, CodeFiles, beyond_limit, check_size, describe_linked, list_code
 from ray_on_ecs.run.code.ignore import IGNORE_FILES
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import PIECE_BYTES, is_ignored, make_ignored
@@ -34,7 +34,7 @@ FOLDER, SUFFIX = ".code", ".tar.gz"
 # Code is small; a higher level takes several times as long for a tenth less.
 GZIP_LEVEL = 1
 MAX_NAMES = 50  # of what is left out, in the run's document
-LARGE_BYTES = 32 * 2**20  # larger files are linked and not copied, if the storage is a folder of this machine
+LARGE_BYTES = 32 * 2**20  # larger files are not in the archive if the storage is a folder of this machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class Code:
     """Stored code of a run: the name of the user's folder, and the address of the archive.
 
     Attributes:
-        links: The files that the archive lacks because they are on this machine, by their names.
+        copies: The large files of this machine that the archive lacks, by their names.
+        links: Those for which code has no room: the run has links to them.
         left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
         git: The commit as environment variables; empty outside a repository.
         version: The commit as a version of PEP 440, for packages that take theirs from git; empty outside a repository.
@@ -50,6 +51,7 @@ class Code:
 
     name: str
     archive: str
+    copies: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     git: Mapping[str, str] = field(default_factory=dict)
@@ -59,29 +61,46 @@ class Code:
     def of(cls, document: Mapping[str, Any]) -> Code:
         """Return the code of a run's document; TypeError or ValueError if a field is missing or of another form."""
         code = cls(**document)
-        if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
+        mappings = (code.copies, code.links, code.git)
+        if not (all(isinstance(each, dict) for each in mappings) and isinstance(code.left_out, list)):
             raise TypeError(f"its code is {document!r}")
-        texts = (code.name, code.archive, code.version, *code.left_out, *code.links.values(), *code.git.values())
-        are_fit = all(isinstance(text, str) for text in texts) and not any(map(fault_of, (code.name, *code.links)))
+        values = [text for each in mappings for text in each.values()]
+        texts = (code.name, code.archive, code.version, *code.left_out, *values)
+        names = (code.name, *code.copies, *code.links)
+        are_fit = all(isinstance(text, str) for text in texts) and not any(map(fault_of, names))
         if not are_fit or "/" in code.name or not code.archive.endswith(SUFFIX):
             raise ValueError(f"its code is {document!r}")
         return code
 
     def place(self, folder: Path) -> None:
-        """Write the code into a new folder; OSError if a file can't be read or written."""
+        """Write the code into a new folder.
+
+        Raises:
+            StorageError: The archive is missing or damaged, or the disk has no room for the large files.
+            OSError: A file can't be read or written.
+        """
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
         fetch(RunStorage.open(base, FOLDER), digest, folder)
-        for name, original in self.links.items():
+        for original in (*self.copies.values(), *self.links.values()):
             if not os.path.exists(original):
                 raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
+        if (size := sum(map(os.path.getsize, self.copies.values()))) > shutil.disk_usage(folder).free:
+            where = f"the disk of {folder} has no room"
+            raise StorageError(f"the run's large files are {size:,} bytes, for which {where}; start the run again")
+        for name, original in self.copies.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(original, path)
+            path.chmod(0o755 if os.stat(original).st_mode & stat.S_IXUSR else 0o644)
+        for name, original in self.links.items():  # last, so that nothing is written through one
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(original)
 
 
-def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> Code:
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, is_here: bool) -> Code:
     """Store the files of the working directory next to the runs, and say what is not uploaded.
 
-    With `links`, links to large files are stored if the storage is a folder of this machine.
+    If the run `is_here`, on this machine, and the storage is a folder, large files are copied from where they are.
     """
     folder = config.folder
     results = Path(storage.base)
@@ -92,11 +111,15 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     for line in code.describe_left_out():
         say(line)
     _check_script(config, code)
-    large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
-    linked = {file.name: str(folder / file.name) for file in large}
-    code = replace(code, files=tuple(file for file in code.files if file.name not in linked))
+    stays = is_here and storage.is_local
+    linked = beyond_limit(code.files) if stays else []
+    files = sorted({*code.files}.difference(linked))
     if not (config.include or config.exclude):
-        check_size(folder, code.files)
+        check_size(folder, files)
+    if linked:
+        say(describe_linked(linked))
+    copied = [file for file in files if stays and file.size > LARGE_BYTES]
+    code = replace(code, files=tuple(sorted({*files}.difference(copied))))
     base = storage.storage_path
     try:
         if storage.is_local:
@@ -108,7 +131,8 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     return Code(
         name=folder.name or "code",
         archive=f"{base}/{FOLDER}/{digest}{SUFFIX}",
-        links=linked,
+        copies={file.name: str(folder / file.name) for file in copied},
+        links={file.name: str(folder / file.name) for file in linked},
         left_out=ignored[:MAX_NAMES],
         git=git.revision(folder),
         version=git.version(folder),

@@ -22,6 +22,7 @@ from ray_on_ecs.run.code.keys import may_hold_key
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
+MAX_LINKS = 1000  # more files are a data set
 SHOWN, SHOWN_KEYS = 3, 10
 # Reasons to leave an entry out, besides an ignore file: its name, silently or with a reason, and others.
 UNNAMED, BY_NAME, EXCLUDED, KEY = "never", "", "--exclude", "may hold a key"
@@ -139,6 +140,24 @@ def check_size(folder: Path, files: Sequence[CodeFile]) -> None:
             f"--working-dir: {folder} has {size_text(size)}, and code is at most {size_text(MAX_BYTES)}; the largest "
             f"are {largest}: leave out what is not code by --exclude or .gitignore, and give data as --input"
         )
+
+
+def beyond_limit(files: Sequence[CodeFile]) -> list[CodeFile]:
+    """Return the largest files, without which the others are few enough bytes to be code, if that needs few files."""
+    size, beyond = sum(file.size for file in files), list[CodeFile]()
+    for file in sorted(files, key=lambda file: file.size, reverse=True)[:MAX_LINKS]:
+        if size > MAX_BYTES:
+            beyond.append(file)
+            size -= file.size
+    return beyond
+
+
+def describe_linked(files: Sequence[CodeFile]) -> str:
+    """Return a line for the terminal about files that the run has as links."""
+    names = _first([f"{printable(file.name)} ({size_text(file.size)})" for file in files], SHOWN)
+    if len(files) == 1:
+        return f"{names} is linked, not copied: a script that writes it changes your file"
+    return f"{names} are linked, not copied: a script that writes them changes your files"
 
 
 @dataclass

@@ -154,3 +154,18 @@ def test_end_of_a_run_is_shown(folders: Folders, changed: dict[str, Any], shown:
     folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": "training", **changed}))
     runs = read_runs(LocalCluster(), [job("mine")])["runs"]
     assert [(each["run"], end.words(each["end"])) for each in runs] == [("mine", line) for line in shown]
+
+
+@pytest.mark.parametrize("document", [layout.SETTINGS, layout.STATUS, layout.RESULT, layout.FILES])
+def test_broken_document_is_said_of_the_typed_argument(
+    folders: Folders, capsys: pytest.CaptureFixture[str], document: str
+) -> None:
+    folders.of("healthy").write(document, "{")
+    shown = []
+    for words in (["open", "--no-browser"], ["fetch"], ["logs", "--follow"], ["debug"], ["rm"]):
+        main([*words[:1], "--local", *words[1:], "healthy"])
+        shown += [line for line in capsys.readouterr().err.splitlines() if "is broken" in line]
+    start = f"RUN: {document} in {folders.of('healthy').uri} is broken ("
+    assert shown
+    assert all(line.removeprefix("ray-on-ecs: ").startswith(start) for line in shown)
+    assert all(line.endswith("; delete it or give another RUN") for line in shown)

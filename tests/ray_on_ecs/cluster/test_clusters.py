@@ -10,7 +10,7 @@ from ray_on_ecs.cluster import local_head, stack
 from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import HeadGone, ResourceError
+from ray_on_ecs.errors import HeadGone, ResourceError, UsageError
 
 OF_RAY = [("busy", "127.0.0.1:2", "RUNNING"), ("ended", "127.0.0.1:2", "FAILED"), ("script", None, "RUNNING")]
 Local = tuple[LocalCluster, list[str], list[str]]
@@ -36,6 +36,25 @@ def test_script_needs_no_ray(
     with cluster.ready_for(RunConfig(command=("train.py",), num_workers=workers), said.append):
         pass
     assert (said, done) == (lines, [])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "most"), [(2, 64, None), (2, 65, 64), (2, "1000:2000", 64), (32, 128, None), (32, 129, 128)]
+)
+def test_far_too_many_workers_are_refused(
+    local: Local, monkeypatch: pytest.MonkeyPatch, cpus: int, workers: int | str, most: int | None
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    cluster, said, done = local
+    config = RunConfig(command=("train.py",), num_workers=workers)
+    if most is None:
+        with cluster.ready_for(config, said.append):
+            pass
+        return
+    rule = rf"^--num-workers: [\d,]+ workers are too many for this machine's {cpus} CPUs; give {most} at most$"
+    with pytest.raises(UsageError, match=rule), cluster.ready_for(config, said.append):
+        pass
+    assert (said, done) == ([], [])
 
 
 def test_ray_program_starts_ray_and_ends_it_if_it_is_not_submitted(local: Local) -> None:

@@ -105,10 +105,12 @@ def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[st
     assert error_line(capsys).startswith("--run-name: run 'first' is finished, results in ")
 
 
-def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> None:
+def test_too_much_code_is_linked_on_this_machine(large: Path, storage: Path) -> None:
+    said: list[str] = []
     config = RunConfig(command=("train.py",))
-    stored = archive.store(config, RunStorage.open(str(storage), "mine"), lambda line: None, links=True)
-    assert stored.links == {"data/large.tar": str(large / "data" / "large.tar")}
+    stored = archive.store(config, RunStorage.open(str(storage), "mine"), said.append, is_here=True)
+    assert (stored.copies, stored.links) == ({}, {"data/large.tar": str(large / "data" / "large.tar")})
+    assert said[1:] == ["data/large.tar (2.0 GiB) is linked, not copied: a script that writes it changes your file"]
 
 
 def test_too_much_code_is_one_line(

@@ -20,7 +20,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 CODE = Code(
     name="work",
     archive="/runs/.code/a.tar.gz",
-    links={"data/x.bin": "/work/data/x.bin"},
+    copies={"data/x.bin": "/work/data/x.bin"},
+    links={"data/y.bin": "/work/data/y.bin"},
     left_out=["a.log"],
     git={"GIT_COMMIT": "abc"},
 )
@@ -144,7 +145,7 @@ def test_unreadable_storage_is_one_line(storage: RunStorage, monkeypatch: pytest
         written(storage, command=("a.py",))
 
 
-GOOD_CODE = {"name": "x", "archive": "/a.tar.gz", "links": {}, "left_out": [], "git": {}}
+GOOD_CODE = {"name": "x", "archive": "/a.tar.gz", "copies": {}, "links": {}, "left_out": [], "git": {}}
 
 
 def changed(**parts: Any) -> str:
@@ -198,9 +199,13 @@ def test_document_in_this_form_is_accepted(storage: RunStorage, content: str) ->
         (code(name=5), "(is broken|can't be used)"),
         (code(archive="/etc/passwd"), "(is broken|can't be used)"),
         (code(links={"../../x": "/etc/passwd"}), "(is broken|can't be used)"),
+        (code(copies={"../../x": "/etc/passwd"}), "(is broken|can't be used)"),
         (code(links={"/x": "/etc/passwd"}), "(is broken|can't be used)"),
+        (code(copies={"/x": "/etc/passwd"}), "(is broken|can't be used)"),
         (code(links={"x": 5}), "(is broken|can't be used)"),
+        (code(copies={"x": 5}), "(is broken|can't be used)"),
         (code(links=["a"]), "(is broken|can't be used)"),
+        (code(copies=["a"]), "(is broken|can't be used)"),
         (code(git={"GIT_COMMIT": 5}), "(is broken|can't be used)"),
         (code(git=["a"]), "(is broken|can't be used)"),
         (code(left_out="ab"), "(is broken|can't be used)"),

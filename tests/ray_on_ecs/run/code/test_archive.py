@@ -114,13 +114,13 @@ def test_script_that_is_left_out_is_refused(script: str, line: str | None, tmp_p
     config = RunConfig(command=(script,), working_dir=str(folder), exclude=("excluded.py",))
     storage = RunStorage.open(str(tmp_path / "runs"), "first")
     if line is None:
-        archive.store(config, storage, lambda line: None, links=False)
+        archive.store(config, storage, lambda line: None, is_here=False)
     else:
         with pytest.raises(UsageError) as caught:
-            archive.store(config, storage, lambda line: None, links=False)
+            archive.store(config, storage, lambda line: None, is_here=False)
         assert str(caught.value) == f"SCRIPT: {line}"
         module = RunConfig(command=("pkg.x",), module=True, working_dir=str(folder))
-        archive.store(module, storage, lambda line: None, links=False)
+        archive.store(module, storage, lambda line: None, is_here=False)
 
 
 def test_stored_code_is_fetched(code: Path, storage: RunStorage, tmp_path: Path) -> None:

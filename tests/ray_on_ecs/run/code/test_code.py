@@ -40,15 +40,14 @@ def config_of(project: Path, **settings: object) -> RunConfig:
     return RunConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
 
 
-def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True) -> Code:
-    return store_code(config, storage, say, links=links)
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print, *, is_here: bool = True) -> Code:
+    return store_code(config, storage, say, is_here=is_here)
 
 
-def placed(code: Code, target: Path) -> dict[str, bool]:
-    """Place the code; return whether each file is a link, by its path."""
+def placed(code: Code, target: Path) -> set[str]:
+    """Place the code; return the paths of its files."""
     code.place(target)
-    paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]
-    return {str(path.relative_to(target)): path.is_symlink() for path in paths}
+    return {str(Path(above, name).relative_to(target)) for above, _, names in os.walk(target) for name in names}
 
 
 def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:
@@ -60,19 +59,12 @@ def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> N
     assert store(config_of(project), storage).archive != first.archive
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path, links: bool) -> None:
-    config = store(config_of(project), storage, links=links)
-    code = {".gitignore": False, "train.py": False, "lib/__init__.py": False, "large.npy": links and storage.is_local}
-    assert placed(config, tmp_path / "node") == code
+@pytest.mark.parametrize("is_here", [True, False])
+def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path, is_here: bool) -> None:
+    code = store(config_of(project), storage, is_here=is_here)
+    assert (code.copies.keys(), code.links) == ({"large.npy"} if is_here and storage.is_local else set(), {})
+    assert placed(code, tmp_path / "node") == {".gitignore", "train.py", "lib/__init__.py", "large.npy"}
     assert (tmp_path / "node" / "large.npy").stat().st_size == LARGE
-
-
-def test_linked_file_missing_on_a_node_is_named(tmp_path: Path, project: Path) -> None:
-    config = store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"))
-    (project / "large.npy").unlink()
-    with pytest.raises(OSError, match=r"large\.npy is not on this node; give s3://bucket/prefix as --storage-path"):
-        config.place(tmp_path / "node")
 
 
 @pytest.mark.parametrize("name", ["results", "lr=0.1 [a]*", "a/b"])
@@ -104,7 +96,7 @@ def test_results_folder_of_the_project_is_code_without_its_runs(
     storage.write("model.pt", "1")
     again = store(config_of(project), storage)
     assert again.archive == first.archive
-    assert {"results/baseline.csv", "results/sub/b.csv"} < placed(again, tmp_path / "node").keys()
+    assert {"results/baseline.csv", "results/sub/b.csv"} < placed(again, tmp_path / "node")
     assert not (project / name / ".gitignore").exists() or name == "."
 
 
@@ -157,7 +149,7 @@ def test_excluded_files_are_reported(storage: RunStorage, project: Path) -> None
 def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_on_ecs.run.code.files.MAX_BYTES", 10)
     with pytest.raises(UsageError, match=r"--working-dir: .* the largest are .* by --exclude or .gitignore"):
-        store(config_of(project), storage)
+        store(config_of(project), storage, is_here=False)
     assert store(config_of(project, exclude=("*.npy",)), storage).archive
 
 
