@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 
 @click.command("stop")
 @click.argument("run", required=False)
-@click.option("--all", "stops_all", is_flag=True, help="Stop every run that is under way.")
+@click.option("--all", "stops_all", is_flag=True, help="Stop every run under way, with --local those that runs lists.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it."""
