@@ -7,6 +7,7 @@ definition of a stack's head sets some.
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import random
 import re
@@ -38,9 +39,9 @@ from ray_on_ecs.rules import (
 )
 
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
-JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
-# Keys of a job's metadata: the user who submitted it, and the time (Unix time).
-OWNER, SUBMITTED = "owner", "submitted"
+JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL_RUN"
+# Keys of a job's metadata: the user who submitted it, the time (Unix time), and the cluster flag that was typed.
+OWNER, SUBMITTED, CLUSTER_FLAG = "owner", "submitted", "cluster_flag"
 LONGEST_LABEL = 20
 # Settings that a Ray program can't use, with the reason.
 REFUSED_WITH_DRIVER = {
@@ -375,8 +376,12 @@ class RunConfig:
 
     def next_command(self) -> list[str]:
         """Return the user's command to continue the run."""
-        cluster_flag = ["--local"] if LOCAL_VARIABLE in os.environ else []
-        return ["ray-on-ecs", "run", *cluster_flag, *self.command_line()]
+        environment = dict(os.environ)
+        if LOCAL_VARIABLE in environment:
+            environment.pop(environment_variable("storage_path"), None)  # another terminal may not have it
+            return ["ray-on-ecs", "run", "--local", *self.command_line(environment)]
+        metadata = json.loads(environment.get(JOB_VARIABLE) or "{}").get("metadata") or {}
+        return ["ray-on-ecs", "run", *shlex.split(metadata.get(CLUSTER_FLAG, "")), *self.command_line()]
 
     def with_workers(self, number: int) -> Self:
         """Return this config with a number of workers, unless it has a range."""

@@ -21,11 +21,17 @@ def chosen(flags: dict[str, Any]) -> Cluster:
     project = cluster.stack.project if cluster.stack else None
     if project and project not in (Path.cwd(), *Path.cwd().parents):
         note(f"using {cluster.name} of the project in {project}, as none here or above has a cluster")
+    cluster.typed = typed(flags)
+    return cluster
+
+
+def typed(flags: dict[str, Any]) -> str:
+    """Return the cluster flag that the user typed, with a space before it; empty without one."""
     source = click.get_current_context().get_parameter_source
     for name, value in flags.items():
         if value and source(name) is ParameterSource.COMMANDLINE:
-            cluster.typed = f" --{name}" if value is True else f" --{name} {shlex.quote(value)}"
-    return cluster
+            return f" --{name}" if value is True else f" --{name} {shlex.quote(value)}"
+    return ""
 
 
 def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,8 +46,8 @@ def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         envvar="RAY_ON_ECS_OUTPUTS",
         help="File with the outputs of the stack, for users without Pulumi (pulumi stack output --json > FILE).",
     )
-    @click.option("--local", is_flag=True, help="This machine.")
-    @click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml.")
+    @click.option("--local", is_flag=True, envvar="RAY_ON_ECS_LOCAL", help="This machine.")
+    @click.option("--compose", is_flag=True, envvar="RAY_ON_ECS_COMPOSE", help="Cluster of docker/compose.yaml.")
     @wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
         flags = {name: options.pop(name) for name in ("stack", "outputs", "local", "compose")}

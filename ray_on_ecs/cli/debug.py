@@ -12,6 +12,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
+from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.jobs.record import ENDED
 from ray_on_ecs.storage import layout
@@ -28,7 +29,10 @@ WAITING = {"queued": "waits in the queue", "waiting": "waits for workers"}
 def command(cluster: Cluster, run: str) -> int:
     """Show the stacks of all ranks of RUN, which goes on, by groups; first the rank that the others wait for."""
     jobs = cluster.jobs(note)
-    active = [job for job in jobs_of(cluster, jobs, run, "debug").values() if job["status"] not in ENDED]
+    found = jobs_of(cluster, jobs, run, "debug")
+    active = [job for job in found.values() if job["status"] not in ENDED]
+    if not found:
+        find_run(cluster, run)
     if not active:
         see = f"{cluster.command('runs')} lists the runs, and {cluster.command(f'logs {run}')} shows how it has ended"
         raise UsageError(f"run {run} is not under way; {see}")

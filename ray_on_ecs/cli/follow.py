@@ -28,10 +28,13 @@ PROGRESS_SECONDS = 5.0
 
 
 class Follower:
-    """Shows the log of a run until it ends, each line once; `run` is the metadata that all its jobs share."""
+    """Shows the log of a run until it ends, each line once; `run` is the metadata that all its jobs share.
 
-    def __init__(self, cluster: Cluster, jobs: Jobs, run: dict[str, str]) -> None:
-        self._cluster, self._jobs = cluster, jobs
+    `skipped` is the number of lines at the start of the first job's log that are not shown.
+    """
+
+    def __init__(self, cluster: Cluster, jobs: Jobs, run: dict[str, str], skipped: int = 0) -> None:
+        self._cluster, self._jobs, self._skipped = cluster, jobs, skipped
         self._run = run
         self._name = run["run_name"]
         self._job = ""
@@ -98,7 +101,7 @@ class Follower:
 
     def _begin(self, job_id: str) -> None:
         self._end_line()
-        self._job, self._offset = job_id, 0
+        self._job, self._offset, self._skipped = job_id, 0, 0
         self._decoder.reset()
 
     def _end_line(self) -> None:
@@ -112,7 +115,9 @@ class Follower:
         self._lost_at, self._pause = None, FIRST_PAUSE
         self._offset += len(part)
         *lines, self._line = (self._line + self._decoder.decode(part)).split("\n")
-        show(self._filter.shown(lines))
+        shown = list(self._filter.shown(lines))
+        show(shown[self._skipped :])
+        self._skipped = max(self._skipped - len(shown), 0)
 
     def _wait(self, cause: ResourceError) -> None:
         now = time.monotonic()

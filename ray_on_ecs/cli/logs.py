@@ -21,7 +21,12 @@ from ray_on_ecs.tracking.shown_log import Filter
 @click.command("logs")
 @click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log to the end, and exit with the run's status.")
-@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Print only the last N lines, and with --follow those that follow.",
+)
 @on_cluster
 def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     """Show the log of RUN, with all its jobs."""
@@ -32,15 +37,17 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
         active = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
         shown = [job_id for job_id in jobs if not (follow and job_id in active[-1:])]
         text = "".join(held.log(job_id) for job_id in shown)
+        so_far = held.log(active[-1]) if follow and active and tail is not None else ""
     except (Elsewhere, ResourceError) as fault:
         jobs, cause = {}, fault
     else:
         if follow and active:
-            if text and not tail:
-                _print(text, None)
-            metadata = jobs[active[-1]]["metadata"]
-            return Follower(cluster, held, {key: metadata[key] for key in RUN if key in metadata}).follow(active[-1])
-    _print(text or _stored(cluster, run, cause), tail)
+            number = len(_lines(so_far.rpartition("\n")[0]))  # the last line may not be complete yet
+            show(_last(_lines(text), None if tail is None else max(tail - number, 0)))
+            metadata, skipped = jobs[active[-1]]["metadata"], 0 if tail is None else max(number - tail, 0)
+            run_of_job = {key: metadata[key] for key in RUN if key in metadata}
+            return Follower(cluster, held, run_of_job, skipped).follow(active[-1])
+    show(_last(_lines(text or _stored(cluster, run, cause)), tail))
     return _exit_status(cluster, run, jobs) if follow else 0
 
 
@@ -64,8 +71,8 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
     if own or len(others) < (1 if cluster.is_here else 2):
         return own or jobs
     if isinstance(cluster, HeadCluster):  # this machine, or the head's container
-        cluster.typed_path = others[0]
-        raise Elsewhere(f"run {run} is below {' and '.join(others)}: {cluster.command(f'{subcommand} {run}')}")
+        there = cluster.command(f"{subcommand} {run}", others[0])
+        raise Elsewhere(f"run {run} is below {' and '.join(others)}: {there}")
     of_jobs = " or ".join(cluster.command(f"{subcommand} {job_id}") for job_id in jobs if job_id != run)
     raise Elsewhere(f"there is a run {run} below each of {', '.join(others)}: {of_jobs}")
 
@@ -106,6 +113,9 @@ def _stored(cluster: Cluster, run: str, cause: TrainingError | None) -> str:
     return "".join(texts)
 
 
-def _print(text: str, tail: int | None) -> None:
-    lines = list(Filter().shown(text.removesuffix("\n").split("\n")))
-    show(lines[-tail:] if tail else lines)
+def _lines(text: str) -> list[str]:
+    return list(Filter().shown(text.removesuffix("\n").split("\n"))) if text else []
+
+
+def _last(lines: list[str], tail: int | None) -> list[str]:
+    return lines if tail is None else lines[max(len(lines) - tail, 0) :]

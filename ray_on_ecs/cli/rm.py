@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -11,8 +10,8 @@ import click
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.runs import ask_head, table
-from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cli.runs import WIDTH, ago, ask_head, table
+from ray_on_ecs.cli.screen import Screen, note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders, under_way
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
@@ -39,7 +38,7 @@ FIRST = (layout.RESULT, layout.STATUS)
 )
 @click.option("--yes", is_flag=True, help="With --older-than, delete without asking.")
 @on_cluster
-def command(cluster: Cluster, runs: tuple[str, ...], older_than: float | None, yes: bool) -> None:
+def command(cluster: Cluster, runs: tuple[str, ...], older_than: float | None, yes: bool) -> int:
     """Delete RUNs with all that they left: results, files, logs and checkpoints.
 
     --older-than lists the runs, and asks first. A run that is under way is never deleted; stop it first.
@@ -47,10 +46,10 @@ def command(cluster: Cluster, runs: tuple[str, ...], older_than: float | None, y
     if bool(runs) == (older_than is not None):
         listed = cluster.command("runs")
         raise UsageError(f"RUN...: give the names of runs, or --older-than DAYS alone; {listed} lists the runs")
-    if older_than is None:
-        _delete_named(cluster, runs)
-    else:
-        _delete_old(cluster, older_than, is_confirmed=yes)
+    if older_than is not None:
+        return _delete_old(cluster, older_than, is_confirmed=yes)
+    _delete_named(cluster, runs)
+    return 0
 
 
 def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
@@ -74,21 +73,24 @@ def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
         note(f"run {name} is deleted")
 
 
-def _delete_old(cluster: Cluster, older_than: float, *, is_confirmed: bool) -> None:
+def _delete_old(cluster: Cluster, older_than: float, *, is_confirmed: bool) -> int:
+    """Delete the runs that are as old, after a question; return the exit status, 1 if the answer is no."""
     folders, jobs, old = _old_runs(cluster, older_than)
     if not old:
         note(f"no runs ended more than {older_than:g} days ago")
-        return
-    out.print(table(old))
+        return 0
+    _list_old(old)
     if not is_confirmed:
         try:
             answer = click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", err=True)
-        except click.Abort:  # Ctrl-C, or the end of the input
-            if sys.stdin.isatty():
+        except click.Abort as end:
+            note("")  # after the question
+            if isinstance(end.__context__, KeyboardInterrupt):
                 raise
-            raise UsageError("nothing was deleted; --yes deletes these runs without asking") from None
+            raise UsageError("nothing is deleted; --yes deletes these runs without asking") from None
         if not answer:
-            raise click.Abort
+            note("nothing is deleted")
+            return 1
         confirmed = {run.name for run in old}
         folders, jobs, old = _old_runs(cluster, older_than)  # one may have been resumed meanwhile
         old = [run for run in old if run.name in confirmed]
@@ -98,6 +100,17 @@ def _delete_old(cluster: Cluster, older_than: float, *, is_confirmed: bool) -> N
     if jobs is not None or cluster.is_here:
         code = _delete_code(folders, folders.files.keys() - {run.name for run in old}, older_than)
     note(f"{counted(len(old), 'run')} deleted, and {counted(code, 'archive')} of code")
+    return 0
+
+
+def _list_old(runs: list[RunInfo]) -> None:
+    """Print a table of the runs, or where it would be cut a line for each."""
+    wide, shown = Screen(width=WIDTH), table(runs)
+    if out.is_terminal and wide.measure(shown).maximum <= out.width:
+        out.print(shown)
+        return
+    for run in runs:
+        out.print(", ".join(filter(None, (run.name, run.state, ago(run)))))
 
 
 def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] | None, list[RunInfo]]:

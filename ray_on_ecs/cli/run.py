@@ -34,9 +34,9 @@ from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cli.stop import stop_run
 from ray_on_ecs.cli.target import check_folder, check_target
-from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit
-from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
+from ray_on_ecs.config import CLUSTER_FLAG, OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import EfaError, Interrupted, LimitReached, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, RUN, SECRETS, THEN_STOP
@@ -55,7 +55,7 @@ The working directory is uploaded, without the files that .gitignore or .rayigno
 there are kept, and restored after a failure.
 
 On the cluster the run continues when this command ends, also after Ctrl-C. The same command with the same --run-name
-follows an active run, and resumes an interrupted one. With --local, Ctrl-C stops the run.
+follows an active run, and resumes an interrupted one. With --local, Ctrl-C stops the run that this command has started.
 
 Flags of the run come before SCRIPT; the arguments after it go to the script.
 
@@ -136,14 +136,18 @@ def _run(
     if fetch is not None:
         check_target(storage, Path(fetch) / name, "--fetch")
     of_document = cluster.document_storage(storage)
-    earlier = _earlier_command(storage, of_document, config)
+    rm = cluster.command(f"rm {name}") if cluster.reads_path else ""
+    earlier = _earlier_command(storage, of_document, config, rm)
     resubmissions = 0 if cluster.ends_with_command else max_resubmissions  # only a head does that
     metadata = {MAX_RESUBMISSIONS: str(resubmissions), OWNER: user_name(), SUBMITTED: f"{time.time():.3f}"}
+    if cluster.typed:
+        metadata[CLUSTER_FLAG] = cluster.typed.strip()
     if config.then_stop:
         metadata[THEN_STOP] = "true"
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
-    with _interruptible(cluster, name):
+    started: list[bool] = []  # by this command
+    with _interruptible(cluster, name, started):
         run = dict(zip(RUN, (name, cluster.storage_path), strict=True))  # under another path it is another run
 
         def upload() -> Callable[[], dict[str, str]]:
@@ -154,6 +158,7 @@ def _run(
                 digest = document.write(of_document, config, given, code, earlier)
                 if values:  # after the document, which has their names for `rm`
                     cluster.secrets_of(storage.uri).put(values)
+                started.append(True)
                 return {**metadata, document.DIGEST: digest}
 
             return write
@@ -164,6 +169,8 @@ def _run(
             jobs = cluster.jobs(note)
             job_id = find_or_submit(jobs, run, of_document.uri, upload, follows=not detach)
         if not detach:
+            if cluster.ends_with_command and not started:
+                note(f"Ctrl-C ends this command alone; {cluster.command(f'stop {name}')} stops the run")
             return _follow(cluster, jobs, run, job_id, fetch)
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
@@ -176,8 +183,12 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
     """Return the settings with the cluster's defaults and with its paths; UsageError for an input that is not there."""
     changed: dict[str, Any] = {}
     if "storage_path" in given:
-        changed["storage_path"] = cluster.storage_path = cluster.absolute(config.storage_path)
-        cluster.typed_path = cluster.storage_path if cluster.is_here else ""
+        path, own = cluster.absolute(config.storage_path), cluster.storage_path
+        changed["storage_path"] = cluster.storage_path = path
+        if isinstance(cluster, HeadCluster):
+            cluster.typed_path = path
+        else:
+            cluster.reads_path = path.rstrip("/") == own.rstrip("/")
     if cluster.is_here and config.inputs:
         from ray_on_ecs.run import inputs
 
@@ -188,8 +199,10 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
     return replace(config, **changed)
 
 
-def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunConfig) -> dict[str, Any]:
+def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunConfig, rm: str) -> dict[str, Any]:
     """Return the document of the run's earlier command, or an empty one; print the settings that this command lacks.
+
+    `rm` is the command that deletes the run; empty if there is none.
 
     UsageError if the run is finished, had a secret that is missing now, or is in a folder that can't be read;
     StorageError if a bucket can't.
@@ -199,7 +212,7 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     from ray_on_ecs.tracking.results import check_not_finished
 
     try:
-        check_not_finished(storage)
+        check_not_finished(storage, rm)
         earlier = document.read_earlier(of_document)
     except NoBucket as cause:
         raise UsageError(one_line(cause)) from cause
@@ -224,12 +237,12 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
 
 
 @contextlib.contextmanager
-def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
-    """With --local, an interrupt of the block stops the run, and another one kills it."""
+def _interruptible(cluster: Cluster, name: str, started: Collection[bool]) -> Generator[None]:
+    """With --local, an interrupt of the block stops the run that this command has started, and another one kills it."""
     try:
         yield
     except (KeyboardInterrupt, Interrupted, SystemExit) as end:  # the latter by a signal
-        if not cluster.ends_with_command:
+        if not (cluster.ends_with_command and started):
             raise
         was_under_way = False
         with contextlib.suppress(Elsewhere):
@@ -260,6 +273,8 @@ def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetc
             if not status:
                 raise
             note(str(cause))
+    elif status in ADMITTED and not cluster.reads_path:
+        note(f"results in {cluster.storage(name).uri}")
     elif status in ADMITTED:
         copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
         note(f"{cluster.command(f'open {name}')} shows its report{copies}")

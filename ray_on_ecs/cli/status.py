@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
-from ray_on_ecs.cli.cluster_flags import on_cluster
+from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags, typed
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, scale_in
 from ray_on_ecs.cluster.aws_status import Group, explain_head, groups_line, read_groups, read_services
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.history import Job, under_way
+from ray_on_ecs.cluster.history import Job, elsewhere, under_way
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster.wake import clock
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
@@ -44,18 +44,17 @@ from ray_on_ecs.tracking.starts import describe, starts_in
 T = TypeVar("T")
 
 
-def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[str]) -> None:
-    if names:
-        run = f"ray-on-ecs logs {names[0]} and ray-on-ecs open {names[0]}"
-        raise UsageError(f"{names[0]}: status shows the cluster; ray-on-ecs runs lists the runs, {run} show one")
-
-
 @click.command("status")
-@click.argument("names", nargs=-1, metavar="", callback=_refuse, expose_value=False)
-@on_cluster
+@click.argument("names", nargs=-1, metavar="")
+@cluster_flags
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
-def command(cluster: Cluster, as_json: bool) -> int:
+def command(flags: dict[str, Any], names: Sequence[str], as_json: bool) -> int:
     """Show nodes, GPUs, queue, cost per hour and scale-in."""
+    if names:
+        runs, logs, report = (f"ray-on-ecs {verb}{typed(flags)}" for verb in ("runs", "logs", "open"))
+        shows = f"{logs} {names[0]} and {report} {names[0]} show one"
+        raise UsageError(f"{names[0]}: status shows the cluster; {runs} lists the runs, {shows}")
+    cluster = chosen(flags)
     ray: dict[str, Any] = {}
     unreached: TrainingError | None = None
     try:
@@ -87,6 +86,8 @@ def command(cluster: Cluster, as_json: bool) -> int:
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
     """Return nodes that are alive, node groups, GPUs, jobs, queued runs, and of the others starts and progress.
 
+    `elsewhere` is the number of these jobs by storage path, of those below another one than the cluster's.
+
     `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None. TrainingError without its state.
     """
     held = cluster.jobs()
@@ -100,6 +101,7 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
         ray = {} if cluster.is_here else ray_status.read()
         jobs = held.list_jobs()
     states = Counter(job["status"] for job in jobs)
+    of_others = elsewhere((job for job in jobs if job["status"] in (RUNNING, PENDING)), cluster.storage_path)
     return {
         "seconds_ago": round(seconds),
         "asleep_since": asleep_since,
@@ -108,6 +110,7 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
         "node_groups": (ray_status.workers_of(ray) or {"groups": {}})["groups"],
         "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
         "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
+        "elsewhere": Counter(str(job["metadata"]["storage_path"]) for job in of_others),
         **read_runs(cluster, jobs),
     }
 
@@ -256,7 +259,8 @@ def _ray_lines(ray: Mapping[str, Any], known: Mapping[str, Any], cluster: Cluste
         yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray["gpus"])
     # The drivers of queued runs are running jobs.
     waiting = len(ray["queue"])
-    yield "jobs", f"{ray['jobs']['running'] - waiting} running, {ray['jobs']['queued'] + waiting} queued"
+    others = "".join(f"; {number} of them in {one_line(path)}" for path, number in ray["elsewhere"].items())
+    yield "jobs", f"{ray['jobs']['running'] - waiting} running, {ray['jobs']['queued'] + waiting} queued{others}"
     for index, run in enumerate(ray["queue"]):
         of_pool = f" in pool {run['pool']}" if run["pool"] else ""
         yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run) + of_pool

@@ -11,6 +11,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.history import elsewhere, find_run
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
@@ -21,20 +22,22 @@ POLL_SECONDS = 0.2
 
 @click.command("stop")
 @click.argument("run", required=False)
-@click.option("--all", "stops_all", is_flag=True, help="Stop every run that is under way.")
+@click.option("--all", "stops_all", is_flag=True, help="Stop every run under way, with --local those that runs lists.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it."""
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
     jobs = cluster.jobs(note)
-    was_under_way = stop_run(cluster, jobs, run) if run else _stop_all(cluster, jobs)
     if not run:
-        note("all runs are stopped" if was_under_way else "there is not a run under way")
-    elif was_under_way:
-        note(f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} starts it again with its files")
-    else:
+        _stop_all(cluster, jobs)
+        return 0
+    found = jobs_of(cluster, jobs, run, "stop")
+    if not found:
+        find_run(cluster, run)
+    if not _stop(cluster, jobs, found, f"run {run}"):
         raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists the runs")
+    note(f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} starts it again with its files")
     return 0
 
 
@@ -43,13 +46,22 @@ def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
     return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
-def _stop_all(cluster: Cluster, head: Jobs) -> bool:
-    """Stop all runs; return True if one was under way. Raises as `_stop` does."""
+def _stop_all(cluster: Cluster, head: Jobs) -> None:
+    """Stop all runs, on this machine those below the storage path, and name the others. Raises as `_stop` does."""
     running = {job["submission_id"]: job for job in filter(goes_on, head.list_jobs())}
+    others = elsewhere(running.values(), cluster.storage_path) if cluster.is_here else []
+    running = {job_id: job for job_id, job in running.items() if job not in others}
     for job in running.values():
         owner = "" if cluster.is_here else job["metadata"].get(OWNER)
         note(f"stopping run {job['metadata'].get('run_name')}" + (f" of {one_line(owner)}" if owner else ""))
-    return _stop(cluster, head, running, counted(len(running), "run"))
+    was_under_way = _stop(cluster, head, running, counted(len(running), "run"))
+    here = f" in {cluster.storage_path}" if cluster.is_here else ""
+    note(f"all runs{here} are stopped" if was_under_way else f"there is not a run under way{here}")
+    if others:
+        paths = ", ".join(dict.fromkeys(str(job["metadata"]["storage_path"]) for job in others))
+        first = others[0]["metadata"]
+        stops = cluster.command(f"stop {first['run_name']}", first["storage_path"])
+        note(f"not stopped: {counted(len(others), 'run')} in {paths}; {stops} stops {'one' if others[1:] else 'it'}")
 
 
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:

@@ -30,6 +30,7 @@ from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, Training
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.record import Job
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
@@ -63,15 +64,18 @@ class Cluster(ABC):
     storage_path: str  # as this machine reaches it
     typed: str = ""  # the cluster flag that the user typed, with a space before it
     typed_path: str = ""  # the storage path that the user typed, which hints repeat as an environment variable
+    reads_path: bool = True  # other commands can read the run's storage path, and not only the cluster's own
     stack: Stack | None = None
     is_here: bool = False  # its jobs can read the files of this machine
     ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
     starts_workers: bool = False  # its workers are instances, which start for a run and stop
 
-    def command(self, words: str) -> str:
-        """Return a command on the same cluster, such as `logs RUN`, for hints."""
+    def command(self, words: str, storage_path: str = "") -> str:
+        """Return a command on the same cluster, such as `logs RUN`, for hints; the run may be below another path."""
         subcommand, space, arguments = words.partition(" ")
-        path = f"{STORAGE_PATH}={shlex.quote(self.typed_path)} " if self.typed_path else ""
+        is_other = storage_path.rstrip("/") not in ("", self.storage_path.rstrip("/"))
+        typed = storage_path if is_other else self.typed_path
+        path = f"{STORAGE_PATH}={shlex.quote(typed)} " if typed else ""
         return f"{path}ray-on-ecs {subcommand}{self.typed}{space}{arguments}"
 
     def absolute(self, storage_path: str) -> str:
@@ -280,9 +284,11 @@ class HeadCluster(Cluster):
     name = "this cluster"
 
     def __init__(self) -> None:
-        given = os.environ.get(STORAGE_PATH) or "results"
+        given = os.environ.get(STORAGE_PATH) or RunConfig.storage_path
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
+        if self.is_here and self.storage_path != self.absolute(RunConfig.storage_path):
+            self.typed_path = self.storage_path  # it may be set for this command alone, as in a hint
         self.starts_workers = CLUSTER_INFO_VARIABLE in os.environ and not self.is_here
 
     def known_pools(self) -> ClusterInfo | None:
@@ -343,9 +349,10 @@ class LocalCluster(HeadCluster):
         with local_head.lock():
             self._ray = local_head.find()
             if self._ray is None or not local_head.answers(self._ray):
-                if self._ray and (names := local_head.runs_on(self._ray)):
-                    line = f"Ray on this machine does not answer, and {', '.join(names)} uses it"
-                    raise ResourceError(f"{line}; wait for its end, or end it by ray-on-ecs stop --local {names[0]}")
+                if self._ray and (jobs := local_head.runs_on(self._ray)):
+                    names = ", ".join(str(job["submission_id"]) for job in jobs)
+                    line = f"Ray on this machine does not answer, and {names} uses it"
+                    raise ResourceError(f"{line}; wait for its end, or end it by {self._stop_of(jobs[0])}")
                 say("starting Ray on this machine")
                 self._ray = local_head.start(max(cpus, workers))
             try:
@@ -371,8 +378,16 @@ class LocalCluster(HeadCluster):
         yield Head(started.url, started.token)
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        stop = self.command("stop --all")
-        return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stop} ends it with its runs")
+        from ray_on_ecs.cluster import local_head
+
+        ray = local_head.find()
+        stops = " and ".join(map(self._stop_of, local_head.runs_on(ray) if ray else ())) or self.command("stop --all")
+        return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stops} ends it with its runs")
+
+    def _stop_of(self, job: Job) -> str:
+        """Return the command that stops a job's run, which may be another folder's."""
+        metadata = job["metadata"]
+        return self.command(f"stop {metadata.get('run_name')}", str(metadata.get("storage_path", "")))
 
 
 class BucketCluster(RemoteCluster):

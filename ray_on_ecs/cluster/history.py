@@ -217,6 +217,11 @@ def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
     return path in (storage_path.rstrip("/"), RunConfig.storage_path)
 
 
+def elsewhere(jobs: Iterable[Job], storage_path: str) -> list[Job]:
+    """Return the jobs whose runs are not below a storage path."""
+    return [job for job in jobs if not is_below(job["metadata"], storage_path)]
+
+
 def under_way(jobs: Iterable[Job] | None, storage_path: str) -> dict[str, Job]:
     """Return the jobs that go on, of the runs below a storage path, by the run's name; a running one first.
 

@@ -28,7 +28,7 @@ from ray_on_ecs.errors import DISK_FULL, ResourceError, UsageError, one_line
 from ray_on_ecs.jobs.driver_parent import identity
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.processes import environment
-from ray_on_ecs.jobs.record import ENDED
+from ray_on_ecs.jobs.record import ENDED, Job
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
 from ray_on_ecs.node.ray_status import ALIVE
@@ -150,10 +150,9 @@ def end_unused() -> None:
         forget()
 
 
-def runs_on(head: LocalHead) -> list[str]:
+def runs_on(head: LocalHead) -> list[Job]:
     """Return the jobs that are under way and use a head."""
-    jobs = [job for job in MachineJobs().list_jobs() if job["ray"] == head.address]
-    return [str(job["submission_id"]) for job in jobs if job["status"] not in ENDED]
+    return [job for job in MachineJobs().list_jobs() if job["ray"] == head.address and job["status"] not in ENDED]
 
 
 def forget() -> None:

@@ -200,7 +200,7 @@ class MachineJobs:
     def log(self, job_id: str) -> str:
         """Return the log of a job so far; empty if it was deleted."""
         with suppress(FileNotFoundError):
-            return (self._find(job_id)[0] / LOG).read_text(errors="replace")
+            return (self._find(job_id)[0] / LOG).read_bytes().decode(errors="replace")
         return ""
 
     def tail(self, job_id: str, show: Callable[[bytes], None], offset: int = 0) -> None:
@@ -232,7 +232,7 @@ class MachineJobs:
             job = self._read(folder)
             if job is not None and job["submission_id"] == job_id:
                 return folder, job
-        raise ResourceError(f"this machine no longer lists job {job_id}; ray-on-ecs runs --local shows its run")
+        raise ResourceError(f"this machine no longer lists job {job_id}")
 
     def _read(self, folder: Path) -> Job | None:
         """Return a job; None if its record is broken."""

@@ -114,7 +114,7 @@ class RemoteJobs:
         """Return a job, or the one that answers a request of this ID."""
         if job := _find(self.list_jobs(), job_id):
             return job
-        raise ResourceError(f"the head no longer lists job {job_id}; ray-on-ecs runs shows its run")
+        raise ResourceError(f"the head no longer lists job {job_id}")
 
     def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
         """Request the run of a folder, and wait until the head has accepted it; return the job's ID.

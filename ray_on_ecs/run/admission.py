@@ -67,17 +67,21 @@ def admit(uri: str) -> Generator[Admission]:
     if not queue.is_without_ray():
         queue.head_address()  # raises, before anything is stored
     document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
-    info = read_pools(document.config)
-    if info and document.config.num_workers is None:
-        number = default_workers(document.config, info)
-        document = replace(document, config=replace(document.config, num_workers=number))
-    kinds = candidates(document.config, info) if info else []
-    logs.set_up("ray-on-ecs", document.config.variables)
-    # A run that the head submits again was admitted before: it goes on although a price has become unknown.
-    if document.config.max_usd and not number_in(job_metadata(), RESUBMISSIONS):
-        limit.check_prices(info or _wait_for_info(), kinds)
-    document.storage.check_writable()
-    check_not_finished(document.storage)
+    try:
+        info = read_pools(document.config)
+        if info and document.config.num_workers is None:
+            number = default_workers(document.config, info)
+            document = replace(document, config=replace(document.config, num_workers=number))
+        kinds = candidates(document.config, info) if info else []
+        logs.set_up("ray-on-ecs", document.config.variables)
+        # A run that the head submits again was admitted before: it goes on although a price has become unknown.
+        if document.config.max_usd and not number_in(job_metadata(), RESUBMISSIONS):
+            limit.check_prices(info or _wait_for_info(), kinds)
+        document.storage.check_writable()
+        check_not_finished(document.storage)
+    except (ResourceError, UsageError) as refusal:
+        RunRecord(document.storage, document.config).refuse(refusal)
+        raise
     admission = Admission(document, RunRecord(document.storage, document.config), info, kinds)
     with hold(admission) as place:
         document.keep()
@@ -134,7 +138,7 @@ def hold(admission: Admission) -> Generator[queue.Place]:
         record.line = ticket.pool if info and len(kinds_by_pool(info)) > 1 else ""
         if is_first:
             waiting.enter_context(record.queued())
-        logger.info(queue.describe(ticket, record.line))
+        logger.info(queue.describe(ticket, record.line, config.storage_path))
 
     since = float(job_metadata().get(SUBMITTED) or time.time())
     info = admission.info

@@ -56,6 +56,7 @@ class Ticket:
         workers: The most workers that it takes; None for all that the cluster has, 0 for a Ray program.
         pools: The pools that it may use, in order of preference. A ticket of an earlier version does not have them.
         pool: The pool in which it has begun; empty while it waits.
+        storage_path: The folder of its folder.
     """
 
     run_name: str
@@ -65,13 +66,15 @@ class Ticket:
     workers: int | None
     pools: tuple[str, ...] = (DEFAULT_POOL,)
     pool: str = ""
+    storage_path: str = ""
 
     @classmethod
     def of(cls, config: RunConfig, owner: str, since: float, pools: Sequence[str] = ()) -> Ticket:
         """Return the ticket of a run with these settings, for these pools."""
         most = config.workers[1] if config.workers else None
         workers = 0 if config.driver else most
-        return cls(str(config.run_name), owner, since, config.device, workers, tuple(pools) or (DEFAULT_POOL,))
+        path, names = config.storage_path.rstrip("/"), tuple(pools) or (DEFAULT_POOL,)
+        return cls(str(config.run_name), owner, since, config.device, workers, names, storage_path=path)
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Ticket:
@@ -284,8 +287,13 @@ def _gpus(gcs_address: str) -> int | None:
     return int(sum(node.total_resources().get("GPU", 0) for node in nodes))
 
 
-def describe(behind: Ticket, line: str = "") -> str:
-    """Return the text of a run that waits; `line` is the pool in whose line it does."""
+def describe(behind: Ticket, line: str = "", storage_path: str = "") -> str:
+    """Return the text of a run that waits; `line` is the pool in whose line it does.
+
+    The run ahead may be below another storage path than this one's.
+    """
     workers = f", {counted(behind.workers, 'worker')}" if behind.workers else ""
+    is_other = behind.storage_path not in ("", storage_path.rstrip("/"))
+    path = f", in {behind.storage_path}" if is_other and storage_path else ""
     of_pool = f" in pool {line}" if line else ""
-    return f"queued behind {behind.run_name} ({behind.owner}{workers}){of_pool}"
+    return f"queued behind {behind.run_name} ({behind.owner}{workers}{path}){of_pool}"

@@ -14,6 +14,7 @@ from ray_on_ecs.tracking.run_record import Restarted
 
 logger = logging.getLogger(__name__)
 
+UP_TO_SCRIPT = "restarting; whether it continues is up to the script"
 ADVICE = 'docs/fault-tolerance.md, "Your script"'
 
 
@@ -27,6 +28,7 @@ class Restarts:
 
     Attributes:
         kept: The newest kept file or checkpoint.
+        has_files: True if without one the script finds text, logs or settings, of which one may be its state.
         is_known: True if the storage has said what is kept.
         dropped: A file that was not kept, as the script was killed when it may have been half-written.
     """
@@ -37,6 +39,7 @@ class Restarts:
         self._extents = extents
         self._earlier: tuple[Extent, Extent] | None = None
         self.kept: Kept | None = None
+        self.has_files = False
         self.is_known = False
         self.dropped = ""
         self._first = self._best = Extent()
@@ -52,12 +55,15 @@ class Restarts:
         if not self.is_known:
             how = "restarting from where the run was"
         elif kept is None:
-            why = f", as {self.dropped} had just changed and may be half-written"
-            how = f"restarting from the beginning{why if self.dropped else ''}"
+            why = f", as {self.dropped} had just changed and may be half-written" if self.dropped else ""
+            how = f"restarting from the beginning{why}"
+            if self.has_files:
+                how = UP_TO_SCRIPT
+                notes.insert(0, f"kept: only text, logs and settings{why}")
         elif kept.is_loaded:
             how = f"restarting from {kept}"
         else:
-            how = "restarting; whether it continues is up to the script"
+            how = UP_TO_SCRIPT
             if self._resume_args:
                 how = f"restarting with {self._resume_args}"
             notes.insert(0, f"newest kept file: {kept}")

@@ -90,13 +90,12 @@ def write_results(
     return document
 
 
-def check_not_finished(storage: RunStorage) -> None:
-    """Raise UsageError if a run has its results already."""
+def check_not_finished(storage: RunStorage, rm: str = "") -> None:
+    """Raise UsageError if a run has its results already; `rm` is the command that deletes it, if that is known."""
     if storage.exists(layout.RESULT):
-        rm = f"ray-on-ecs rm {'--local ' if storage.is_local else ''}{storage.run_name}"
         raise UsageError(
             f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
-            f"--run-name, or delete that run ({rm})"
+            f"--run-name, or delete that run{f' ({rm})' if rm else ''}"
         )
 
 

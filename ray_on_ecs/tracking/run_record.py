@@ -137,7 +137,7 @@ class RunRecord:
 
     @contextmanager
     def closing(self, is_ours: Callable[[], bool]) -> Generator[None]:
-        """Write the final status when the block ends, if the command has begun to wait or to train.
+        """Write the final status when the block ends: a refused run has failed, unless an earlier command has left one.
 
         `is_ours` returns False once another command has taken the run over.
         """
@@ -157,6 +157,12 @@ class RunRecord:
                 yield
         finally:
             self.behind, self.line = None, ""
+
+    def refuse(self, error: TrainingError) -> None:
+        """Write the final status of a run that is refused without its lock, as `closing`, unless another has that."""
+        with suppress(OSError):
+            if not self._storage.exists(layout.LOCK):
+                self._close(error)
 
     def end_dead(self, error: LimitReached) -> None:
         """Write the state `limit` over that of a driver that has died, with the run's totals and its last progress.
@@ -317,16 +323,22 @@ class RunRecord:
                 return True
         return False
 
+    def _keep_before(self) -> bool:
+        """Keep the status of the commands before, which this one has not changed; return False if there is none."""
+        with self._writing, suppress(OSError):
+            if self._state is None:
+                return any(map(self._storage.exists, (layout.STATUS, layout.RESULT)))
+            if self._before is None:
+                return False
+            self._state = None
+            self._storage.write(layout.STATUS, self._before)
+        return True
+
     def _close(self, error: BaseException | None) -> None:
-        if self._state is None or not self._is_ours():
+        if not self._is_ours():
             return
-        if self._monitor is None and isinstance(error, UsageError):  # it was refused, and has changed nothing
-            with self._writing, suppress(OSError):
-                self._state = None
-                if self._before is None:
-                    self._storage.delete(layout.STATUS)
-                else:
-                    self._storage.write(layout.STATUS, self._before)
+        is_refused = self._state is None or (self._monitor is None and isinstance(error, UsageError))
+        if is_refused and (not isinstance(error, Exception) or isinstance(error, Interrupted) or self._keep_before()):
             return
         with self._lock:
             if error is None:

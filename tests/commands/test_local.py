@@ -242,4 +242,4 @@ def test_detached_run_goes_on_until_it_is_stopped(laptop: Start, tmp_path: Path)
     assert not scripts("train.py", tmp_path)
     assert typed("stop", "--local", "left")[0] == 2
     status, _, err = typed("stop", "--local", "--all")
-    assert (status, err) == (0, "there is not a run under way\n")
+    assert (status, err) == (0, f"there is not a run under way in {tmp_path}/code/results\n")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.config import RunConfig, defaults_in
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig, defaults_in
 from ray_on_ecs.contract import GPUS
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import environment_variable, flag
@@ -183,7 +183,7 @@ def test_resume_args_with_an_open_quote_are_refused(text: str) -> None:
         ({"RAY_ON_ECS_GPU": "H100"}, {"device": "cpu"}, {}),
         ({"RAY_ON_ECS_GPU": "H100", "RAY_ON_ECS_DEVICE": "cpu"}, {}, {"device": "cpu"}),
         ({"RAY_ON_ECS_GPU": "H100"}, {"driver": True}, {}),
-        ({"RAY_ON_ECS_POOL": "a", "RAY_ON_ECS_LOCAL": "1"}, {}, {}),
+        ({"RAY_ON_ECS_POOL": "a", LOCAL_VARIABLE: "1"}, {}, {}),
     ],
 )
 def test_pools_of_the_environment(environment: dict[str, str], given: Any, kept: Any) -> None:

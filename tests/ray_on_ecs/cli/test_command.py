@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -187,12 +188,17 @@ def test_finished_run_is_refused_without_ray(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    typed = ["run", "--local", "--run-name", "first", "--storage-path", "results", "train.py"]
-    result = tmp_path / "results" / "first" / "result.json"
+    typed = ["run", "--local", "--run-name", "first", "--storage-path", "my results", "train.py"]
+    result = tmp_path / "my results" / "first" / "result.json"
     result.parent.mkdir(parents=True)
     result.write_text("{}")
     assert main(typed) == 2
-    assert capsys.readouterr().err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+    line = capsys.readouterr().err.strip()
+    assert line.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+    variable, *words = shlex.split(line.rpartition("(")[2].removesuffix(")"))
+    monkeypatch.setenv(*variable.split("=", 1))
+    assert main(words[1:]) == 0
+    assert not result.parent.exists()
 
 
 def test_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,11 +227,13 @@ def test_word_of_another_program_names_the_command(capsys: pytest.CaptureFixture
     assert f"Did you mean {meant}?" in capsys.readouterr().err
 
 
-def test_status_of_a_run_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "first"]) == 2
+@pytest.mark.parametrize("flags", [[], ["--local"], ["--stack", "my stack"]], ids=" ".join)
+def test_status_of_a_run_names_its_commands(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    typed = " ".join(["", *map(shlex.quote, flags)])
+    assert main(["status", "first", *flags]) == 2
     assert capsys.readouterr().err == (
-        "ray-on-ecs: first: status shows the cluster; ray-on-ecs runs lists the runs, ray-on-ecs logs first and "
-        "ray-on-ecs open first show one\n"
+        f"ray-on-ecs: first: status shows the cluster; ray-on-ecs runs{typed} lists the runs, "
+        f"ray-on-ecs logs{typed} first and ray-on-ecs open{typed} first show one\n"
     )
 
 
@@ -313,6 +321,18 @@ def test_requirements_file_is_relative_to_the_folder(
     assert found["requirements"] == "pip/gpu.txt"
 
 
+@pytest.mark.parametrize(("value", "status"), [("1", 0), ("true", 0), ("0", 2), ("", 2), ("x", 2)])
+def test_variable_chooses_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str, status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ON_ECS_LOCAL", value)
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "s3://")  # is refused
+    assert main(["runs"]) == status
+    assert main(["runs", "--compose", "--local"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
 def test_flags_override_the_environment(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -321,7 +341,7 @@ def test_flags_override_the_environment(
     assert main(["stop", "--outputs", str(outputs), "first"]) == 3
     assert f"--outputs: {outputs} has no outputs" in capsys.readouterr().err
     assert main(["stop", "--local", "first"]) == 2
-    assert "run first is not under way" in capsys.readouterr().err
+    assert "run 'first' not found in " in capsys.readouterr().err
     assert main(["stop", "--local", "--stack", "dev", "first"]) == 2
     assert "give one of them" in capsys.readouterr().err
     monkeypatch.setenv("RAY_ON_ECS_STACK", "dev")

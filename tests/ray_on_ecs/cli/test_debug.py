@@ -65,8 +65,11 @@ def test_run_that_waits_has_no_ranks(
     assert not drivers.asked
 
 
-@pytest.mark.parametrize("name", ["done", "absent"])
-def test_run_that_is_not_under_way_is_refused(drivers: Drivers, capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize("name", ["done", "old"])
+def test_run_that_is_not_under_way_is_refused(
+    drivers: Drivers, folders: Folders, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folders.status("old", "finished")  # its job is no longer listed
     assert main(["debug", "--local", name]) == 2
     assert capsys.readouterr().err == (
         f"ray-on-ecs: run {name} is not under way; ray-on-ecs runs --local lists the runs, and "

@@ -198,7 +198,7 @@ def test_closed_terminal_stops_the_run(start: Start, variables: dict[str, str], 
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
-def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run) -> None:
+def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run, tmp_path: Path) -> None:
     process = start("run", *MINE, "wait")
     read_until(process, "begins")
     process.kill()
@@ -215,11 +215,29 @@ def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run)
     for command in (follower, second):
         assert command.wait(SECONDS) == 130
     assert run("stop", "mine")[0] == 2
-    assert run("stop", "--all") == (0, "", "there is not a run under way\n")
+    assert run("stop", "--all") == (0, "", f"there is not a run under way in {tmp_path}/code/results\n")
     assert run("rm", "mine") == (0, "", "run mine is deleted\n")
 
 
-def test_detached_run_goes_on(run: Run) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_end_of_a_second_command_leaves_the_run(start: Start, run: Run, tmp_path: Path, number: signal.Signals) -> None:
+    assert run("run", "--detach", *MINE, "wait")[0] == 0
+    second = start("run", *MINE, "wait")
+    read_until(second, "begins")
+    second.send_signal(number)
+    _, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 128 + number
+    assert "Ctrl-C ends this command alone; ray-on-ecs stop --local mine stops the run\n" in err
+    if number == signal.SIGINT:
+        assert err.splitlines()[-1] == (
+            "ray-on-ecs: run mine continues as job mine: ray-on-ecs logs --local --follow mine shows its log, "
+            "ray-on-ecs stop --local mine stops it"
+        )
+    assert not have_ended(drivers(tmp_path))
+    assert run("stop", "mine")[0] == 0
+
+
+def test_detached_run_goes_on(run: Run, tmp_path: Path) -> None:
     status, out, err = run("run", "--detach", *MINE, "wait")
     assert status == 0, err
     shows = "ray-on-ecs logs --local --follow mine shows its log"
@@ -229,7 +247,7 @@ def test_detached_run_goes_on(run: Run) -> None:
     line = "run mine is already active as job mine, with the flags of its first command: nothing is submitted\n"
     assert (status, out) == (0, line), err
     status, _, err = run("stop", "--all")
-    assert (status, err) == (0, "stopping run mine\nall runs are stopped\n")
+    assert (status, err) == (0, f"stopping run mine\nall runs in {tmp_path}/code/results are stopped\n")
     status, out, _ = run("run", "--detach", "--json", *MINE, "0")
     assert (status, json.loads(out)["job"]) == (0, "mine.2")
 
@@ -239,4 +257,9 @@ def test_run_of_another_folder_goes_on(run: Run, tmp_path: Path) -> None:
     assert run("run", "--detach", *elsewhere, *MINE, "wait")[0] == 0
     assert run("run", *MINE, "0")[0] == 0
     assert run("stop", "mine")[0] == 2
+    assert f"1 running, 0 queued; 1 of them in {tmp_path}/elsewhere\n" in run("status")[1]
+    assert run("stop", "--all")[2].splitlines()[-1] == (
+        f"not stopped: 1 run in {tmp_path}/elsewhere; RAY_ON_ECS_STORAGE_PATH={tmp_path}/elsewhere "
+        "ray-on-ecs stop --local mine stops it"
+    )
     assert not have_ended(drivers(tmp_path))

@@ -1,12 +1,14 @@
 """`ray-on-ecs logs` of runs whose jobs are gone."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ray_on_ecs.cli.follow import progress_words
 from ray_on_ecs.cli.main import main
-from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
+from ray_on_ecs.cluster.clusters import LocalCluster
+from tests.ray_on_ecs.cli.folders import Folders, Jobs, job, jobs_here
 
 JOB_LOG = (
     "2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
@@ -46,6 +48,51 @@ def test_stored_log_of_a_run_whose_name_is_used_elsewhere(folders: Folders, caps
     with jobs_here(job("mine", metadata={"run_name": "mine", "storage_path": "/elsewhere"})):
         assert main(["logs", "--local", "--follow", "mine"]) == 1
     assert capsys.readouterr().out == "run      mine\nred\n"
+
+
+LOGS = {"mine": "a\nb\n", "mine.2": "[rank 0] c\n[rank 1] d\r\n\N{LATIN SMALL LETTER E WITH ACUTE}\nhalf"}
+LINES = ["a", "b", "[rank 0] c", "[rank 1] d", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+
+
+class Growing(Jobs):
+    """Jobs of which the last one prints more while it is followed, and ends."""
+
+    def log(self, job_id: str) -> str:
+        return LOGS[job_id]
+
+    def tail(self, job_id: str, show: Callable[[bytes], None], offset: int = 0) -> None:
+        text = f"{LOGS[job_id]} end\nnext\nlast\n".encode()
+        for part in (text[:14], text[14:]):
+            show(part)
+        self.jobs[job_id] |= {"status": "SUCCEEDED", "driver_exit_code": 0}
+
+
+@pytest.mark.parametrize("tail", [None, 0, 1, 2, 3, 4, 5, 99])
+@pytest.mark.parametrize("is_under_way", [True, False])
+def test_tail_is_the_end_of_the_log_and_what_follows(
+    folders: Folders,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tail: int | None,
+    is_under_way: bool,
+) -> None:
+    second = job("mine.2", "RUNNING", metadata={"run_name": "mine", "storage_path": folders.path})
+    jobs = Growing(job("mine", "FAILED", driver_exit_code=1), second)
+    monkeypatch.setattr(LocalCluster, "jobs", lambda *_: jobs)
+    lines, following = LINES, ["half end", "next", "last"]
+    if not is_under_way:
+        second |= {"status": "SUCCEEDED", "driver_exit_code": 0}
+        lines, following = [*LINES, "half"], []
+    words = [] if tail is None else ["--tail", str(tail)]
+    assert main(["logs", "--local", "--follow", *words, "mine"]) == 0
+    kept = lines if tail is None else lines[max(len(lines) - tail, 0) :]
+    assert capsys.readouterr().out.splitlines() == [*kept, *following]
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "1.5", ""])
+def test_wrong_number_of_lines_is_one_line(folders: Folders, capsys: pytest.CaptureFixture[str], number: str) -> None:
+    assert main(["logs", "--local", f"--tail={number}", "mine"]) == 2
+    assert "--tail" in capsys.readouterr().err
 
 
 END = {"step": 1200, "total": 10_000, "seconds_left": 11_400.0, "usd": 12.4, "usd_at_end": 41.3}

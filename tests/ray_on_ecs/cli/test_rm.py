@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import re
 import time
 from pathlib import Path
 
@@ -168,14 +169,59 @@ def test_old_runs_and_their_code_are_deleted(folders: Folders, capsys: pytest.Ca
     assert [each.exists() for each in (new, used)] == [True] * 2
 
 
-@pytest.mark.parametrize(("answer", "status"), [("n\n", 130), ("", 2)], ids=["no", "end of input"])
+REFUSED = "ray-on-ecs: nothing is deleted; --yes deletes these runs without asking"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "line"),
+    [
+        ("n\n", 1, "nothing is deleted"),
+        ("No\n", 1, "nothing is deleted"),
+        ("\n", 1, "nothing is deleted"),
+        ("what\nno\n", 1, "nothing is deleted"),
+        ("", 2, REFUSED),
+        ("what\n", 2, REFUSED),
+        ("y\n", 0, "1 run deleted, and 0 archives of code"),
+        ("yes\n", 0, "1 run deleted, and 0 archives of code"),
+    ],
+    ids=["n", "No", "empty", "unclear, then no", "end of input", "unclear", "y", "yes"],
+)
 def test_deletion_by_age_asks_first(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, answer: str, status: int
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    status: int,
+    line: str,
 ) -> None:
-    old = make(folders, "old", age=OLD)
+    name = "a-run-with-a-name-that-is-longer-than-a-terminal-of-sixty-columns"
+    old = make(folders, name, age=OLD)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    monkeypatch.setenv("COLUMNS", "60")
     assert main(["rm", "--local", "--older-than", "7"]) == status
+    assert old.exists() == (status > 0)
+    shown = capsys.readouterr()
+    assert re.fullmatch(rf"{name}, finished, \d+ \w+ ago\n", shown.out)
+    assert shown.err.splitlines()[-1].endswith(line)
+
+
+def test_ctrl_c_at_the_question_deletes_nothing(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(io.StringIO):
+        def readline(self, *_: object) -> str:
+            raise KeyboardInterrupt
+
+    old = make(folders, "old", age=OLD)
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    assert main(["rm", "--local", "--older-than", "7"]) == 130
+    assert capsys.readouterr().err.endswith("\nray-on-ecs: interrupted\n")
     assert old.exists()
+
+
+def test_deletion_without_old_runs_asks_nothing(folders: Folders) -> None:
+    make(folders, "new")
+    assert main(["rm", "--local", "--older-than", "7"]) == 0
 
 
 def test_active_runs_are_never_too_old(folders: Folders) -> None:

@@ -167,7 +167,7 @@ def test_another_script_under_the_name_of_a_run_is_said(
 ) -> None:
     storage = RunStorage.open(str(tmp_path), "first")
     storage.write_json("run.json", {"format": 1, "settings": {"command": earlier}})
-    _earlier_command(storage, storage, RunConfig(command=("train.py",), run_name="first"))
+    _earlier_command(storage, storage, RunConfig(command=("train.py",), run_name="first"), "")
     output = capsys.readouterr().err
     assert output.startswith(says)
     assert bool(output) == bool(says)

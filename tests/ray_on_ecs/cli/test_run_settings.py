@@ -1,11 +1,12 @@
 """The settings of a run by the flags of `ray-on-ecs run`."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ray_on_ecs.cli.run_flags import flags_after_script
-from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.config import CLUSTER_FLAG, JOB_VARIABLE, LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import UsageError
 from tests.settings import parse
 
@@ -56,6 +57,19 @@ def test_same_command_continues_a_run(monkeypatch: pytest.MonkeyPatch, local: bo
     cluster = "--local " if local else ""
     typed = f"ray-on-ecs run {cluster}--num-workers 2 --run-name mine train.py"
     assert config(*flags, "train.py").next_command() == typed.split()
+
+
+def test_command_that_continues_a_run_is_for_the_same_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = {CLUSTER_FLAG: "--outputs 'my stack.json'"}
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps({"metadata": metadata}))
+    assert config("train.py").next_command()[2:4] == ["--outputs", "my stack.json"]
+
+
+def test_command_that_continues_a_local_run_has_its_storage_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCAL_VARIABLE, "1")
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", "/my runs")  # perhaps for the first command alone
+    command = config("--storage-path", "/my runs", "train.py").next_command()
+    assert command[2:5] == ["--local", "--storage-path", "/my runs"]
 
 
 @pytest.mark.parametrize(

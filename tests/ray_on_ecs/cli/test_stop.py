@@ -13,7 +13,7 @@ from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import ComposeCluster
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.jobs.record import SECRETS
-from tests.ray_on_ecs.cli.folders import Jobs, job, jobs_here
+from tests.ray_on_ecs.cli.folders import Folders, Jobs, job, jobs_here
 
 
 @pytest.fixture
@@ -23,11 +23,26 @@ def head() -> Iterator[Jobs]:
         yield jobs
 
 
-def test_run_that_is_not_active_is_one_line(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stop", "--local", "absent"]) == 2
-    assert capsys.readouterr().err == (
-        "ray-on-ecs: run absent is not under way; ray-on-ecs runs --local lists the runs\n"
-    )
+def test_run_that_is_not_active_is_one_line(head: Jobs, folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.status("old", "finished")  # its job is no longer listed
+    for name in ("done", "old"):
+        assert main(["stop", "--local", name]) == 2
+        line = f"ray-on-ecs: run {name} is not under way; ray-on-ecs runs --local lists the runs\n"
+        assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("verb", ["debug", "fetch", "history", "logs", "open", "rm", "stop"])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("nihgt", "did you mean night?"), ("absent", "ray-on-ecs runs --local lists the runs")],
+    ids=["typo", "other"],
+)
+def test_unknown_run_is_not_found(
+    head: Jobs, folders: Folders, capsys: pytest.CaptureFixture[str], verb: str, name: str, hint: str
+) -> None:
+    folders.status("night", "finished")
+    assert main([verb, "--local", name]) == 2
+    assert capsys.readouterr().err.endswith(f"ray-on-ecs: run '{name}' not found in {folders.path}; {hint}\n")
 
 
 def test_only_the_named_run_is_stopped(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,10 +72,39 @@ def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().err.splitlines()
     stopped = ["first", "second"]
     assert sorted(lines[:2]) == [f"stopping run {job_id}" for job_id in stopped]
-    assert lines[2:] == ["all runs are stopped"]
+    assert lines[2:] == [f"all runs in {Path.cwd()}/results are stopped"]
     assert {job_id for job_id, state in head.states.items() if state == "STOPPED"} == set(stopped)
     assert main(["stop", "--local", "--all"]) == 0
-    assert capsys.readouterr().err == "there is not a run under way\n"
+    assert capsys.readouterr().err == f"there is not a run under way in {Path.cwd()}/results\n"
+
+
+OWN = {"first": "/data/my runs", "second": "/other"}
+
+
+@pytest.mark.parametrize("names", [(), ("first",), ("first", "second")])
+@pytest.mark.parametrize("has_own", [True, False])
+def test_all_leaves_the_runs_of_other_folders(
+    folders: Folders, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], has_own: bool
+) -> None:
+    given = [job(name, metadata={"run_name": name, "storage_path": OWN[name]}) for name in names]
+    own = [job("mine", metadata={"run_name": "mine", "storage_path": folders.path})] if has_own else []
+    ended = job("ended", "SUCCEEDED", metadata={"run_name": "ended", "storage_path": "/other"})
+    with jobs_here(*own, *given, ended) as server:
+        assert main(["stop", "--local", "--all"]) == 0
+        assert {name for name, state in server.states.items() if state == "RUNNING"} == set(names)
+    lines = capsys.readouterr().err.splitlines()
+    stopped = ["stopping run mine", f"all runs in {folders.path} are stopped"]
+    assert lines[: 1 + has_own] == (stopped if has_own else [f"there is not a run under way in {folders.path}"])
+    way = "RAY_ON_ECS_STORAGE_PATH='/data/my runs' ray-on-ecs stop --local first stops"
+    others = {1: f"1 run in /data/my runs; {way} it", 2: f"2 runs in /data/my runs, /other; {way} one"}
+    assert lines[1 + has_own :] == ([f"not stopped: {others[len(names)]}"] if names else [])
+
+
+def test_all_on_a_cluster_stops_every_storage_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(job("first"), job("second", metadata={"run_name": "second", "storage_path": "/mnt/efs"}))
+    monkeypatch.setattr(ComposeCluster, "jobs", lambda *_: jobs)
+    assert main(["stop", "--compose", "--all"]) == 0
+    assert set(jobs.states.values()) == {"STOPPED"}
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "first")], ids=["neither", "both"])

@@ -11,6 +11,7 @@ from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import HeadGone, ResourceError, UsageError
+from ray_on_ecs.node.api import AnswerError
 
 OF_RAY = [("busy", "127.0.0.1:2", "RUNNING"), ("ended", "127.0.0.1:2", "FAILED"), ("script", None, "RUNNING")]
 Local = tuple[LocalCluster, list[str], list[str]]
@@ -83,13 +84,18 @@ def test_running_ray_is_for_the_next_program(local: Local, monkeypatch: pytest.M
 def test_ray_of_a_run_is_not_ended_by_another(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, said, done = local
     head = LocalHead("http://127.0.0.1:1", "127.0.0.1:2", "secret", 1, "identity", "ray")
-    jobs = [{"submission_id": name, "ray": ray, "status": status} for name, ray, status in OF_RAY]
+    own = {"run_name": "mine", "storage_path": "/my runs"}
+    jobs = [{"submission_id": name, "ray": ray, "status": status, "metadata": own} for name, ray, status in OF_RAY]
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "answers", lambda _: False)
     monkeypatch.setattr(local_head.MachineJobs, "list_jobs", lambda _: jobs)
-    with pytest.raises(ResourceError, match=r"does not answer, and busy uses it; .* ray-on-ecs stop --local busy"):
+    cluster.typed = " --local"
+    stop = "RAY_ON_ECS_STORAGE_PATH='/my runs' ray-on-ecs stop --local mine"
+    with pytest.raises(ResourceError, match=f"does not answer, and busy uses it; .* {stop}$"):
         cluster.ready_for(PROGRAM, said.append).__enter__()
     assert (said, done) == ([], [])
+    silent = AnswerError("http://127.0.0.1:1", "silent")
+    assert str(cluster.explain(silent)).endswith(f"; {stop} ends it with its runs")
 
 
 def test_missing_ray_is_one_line(local: Local) -> None:
@@ -98,7 +104,15 @@ def test_missing_ray_is_one_line(local: Local) -> None:
         cluster.shell()
 
 
-def test_hints_repeat_a_typed_storage_path() -> None:
+def test_hints_repeat_a_storage_path_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given, hint in (("results", ""), ("my runs", f"RAY_ON_ECS_STORAGE_PATH='{tmp_path}/my runs' ")):
+        monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", given)
+        assert LocalCluster().command("runs") == f"{hint}ray-on-ecs runs"
+
+
+def test_hints_repeat_a_typed_storage_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ON_ECS_STORAGE_PATH", raising=False)
     cluster = LocalCluster()
     cluster.typed = " --local"
     assert cluster.command("fetch first") == "ray-on-ecs fetch --local first"

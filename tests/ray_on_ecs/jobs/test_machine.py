@@ -20,6 +20,7 @@ from ray_on_ecs import private_folder, secrets
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import jobs, local_head
 from ray_on_ecs.cluster.local_head import LocalHead
+from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs import driver_parent, machine
 from ray_on_ecs.jobs import processes as job_processes
@@ -305,7 +306,7 @@ def test_driver_knows_its_job_and_no_other_cluster(submit: Submit, home: Path, m
     metadata = {"run_name": "mine", "owner": "me", "job_submission_id": "mine"}
     assert json.loads(variables["RAY_JOB_CONFIG_JSON_ENV_VAR"]) == {"metadata": metadata}
     assert variables["RAY_ON_ECS_JOB"] == folder, "by which its processes are known"
-    assert variables["RAY_ON_ECS_LOCAL"]
+    assert variables[LOCAL_VARIABLE]
     assert not set(job_processes.OTHERS) & variables.keys()
     assert (executable, variables["PATH"]) == (sys.executable, f"{Path(sys.executable).parent}:/bin")
     assert Path(folder).parent.parent == home

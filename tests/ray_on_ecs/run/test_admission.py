@@ -10,7 +10,7 @@ import pytest
 
 from ray_on_ecs.cli.main import main as command
 from ray_on_ecs.command import RAY_SETTINGS
-from ray_on_ecs.config import JOB_VARIABLE, RunConfig
+from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, UsageError
 from ray_on_ecs.run import admission, document
@@ -175,7 +175,8 @@ def test_run_without_its_pool_is_refused_at_admission(
     with pytest.raises((UsageError, ResourceError)) as refused, admission.admit(folder.uri):
         pass
     assert str(refused.value).startswith(line)
-    assert not folder.exists("status.json")
+    status = folder.read_json("status.json") or {}
+    assert (status["state"], status["error"]) == ("failed", str(refused.value))
 
 
 def test_pools_need_a_stack(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +245,7 @@ def test_run_without_a_number_of_workers_has_the_stacks(
     storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, workers: Any
 ) -> None:
     in_stack(monkeypatch, info)
-    monkeypatch.delenv("RAY_ON_ECS_LOCAL", raising=False)
+    monkeypatch.delenv(LOCAL_VARIABLE, raising=False)
     with admission.admit(submit(storage, "default", **given).uri) as admitted:
         assert admitted.document.config.num_workers == workers
 

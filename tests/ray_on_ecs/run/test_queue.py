@@ -58,6 +58,15 @@ def test_run_is_queued_behind_the_blocking_run(
     assert (room.run_name if isinstance(room, Ticket) else None) == behind
 
 
+@pytest.mark.parametrize(
+    ("path", "own", "place"),
+    [("/a", "/a", ""), ("/a", "/a/", ""), ("/a b", "/c", ", in /a b"), ("", "/c", ""), ("/a", "", "")],
+)
+def test_run_of_another_folder_is_named_with_it(path: str, own: str, place: str) -> None:
+    ahead = replace(ticket("first", 2), storage_path=path)
+    assert queue.describe(ahead, storage_path=own) == f"queued behind first (ada, 2 workers{place})"
+
+
 POOLS = {"default": 4, "h100": 16, "a100": 8, "cpu": 0}
 H100, A100 = ("h100",), ("a100",)
 

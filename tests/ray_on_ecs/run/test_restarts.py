@@ -56,6 +56,16 @@ def test_line_names_only_what_is_known(kept: Kept | None, resume_args: str | Non
     assert lines == [f"training failed; {message}"]
 
 
+@pytest.mark.parametrize("dropped", ["", "last.pt"])
+def test_script_may_continue_by_a_text_file(dropped: str) -> None:
+    restarts, lines = make_restarts(None), collect_lines()
+    restarts.has_files, restarts.dropped = True, dropped
+    restarts.note("training failed", "failure 1")
+    why = ", as last.pt had just changed and may be half-written" if dropped else ""
+    how = "restarting; whether it continues is up to the script"
+    assert lines == [f"training failed; {how} (kept: only text, logs and settings{why}; failure 1)"]
+
+
 def test_each_restart_is_recorded() -> None:
     records: list = []
     restarts = Restarts(None, records, [])

@@ -304,10 +304,36 @@ def test_wait_timeout_is_a_failure(storage: RunStorage, record: RunRecord) -> No
     assert (status(storage)["state"], status(storage)["error"]) == ("failed", "the cluster has no GPU")
 
 
-def test_command_without_training_leaves_no_status(storage: RunStorage, record: RunRecord) -> None:
-    with pytest.raises(ResourceError), record.closing(lambda: True):
-        raise ResourceError("the machine has no GPU")
+@pytest.mark.parametrize("error", [ResourceError("the machine has no GPU"), UsageError("--input: is empty")])
+def test_new_run_that_is_refused_has_failed(
+    storage: RunStorage, record: RunRecord, config: RunConfig, error: TrainingError
+) -> None:
+    with pytest.raises(type(error)), record.closing(lambda: True):
+        raise error
+    assert (status(storage)["state"], status(storage)["error"]) == ("failed", str(error))
+    assert str(error) in storage.read("report.html").decode()
+    before = storage.read("status.json")
+    with pytest.raises(UsageError), RunRecord(storage, config).closing(lambda: True):
+        raise UsageError("another mistake")
+    assert storage.read("status.json") == before
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(15), Interrupted("interrupted")])
+def test_interrupted_command_without_training_leaves_no_status(
+    storage: RunStorage, record: RunRecord, end: BaseException
+) -> None:
+    with pytest.raises(type(end)), record.closing(lambda: True):
+        raise end
     assert not Path(storage.path()).exists()
+
+
+@pytest.mark.parametrize("held", ["run.lock", "result.json", "status.json"])
+def test_refusal_without_the_lock_leaves_another_commands_run(
+    storage: RunStorage, record: RunRecord, held: str
+) -> None:
+    storage.write(held, "{}")
+    record.refuse(UsageError("--gpu: is not known"))
+    assert {path.name: path.read_text() for path in Path(storage.path()).iterdir()} == {held: "{}"}
 
 
 def test_status_has_the_pools_of_all_commands(storage: RunStorage, record: RunRecord) -> None:
@@ -333,6 +359,7 @@ def test_broken_pools_of_an_earlier_command_are_left_out(storage: RunStorage, re
 
 @pytest.mark.parametrize("before", [None, '{"state": "interrupted"}'], ids=["a new run", "a run that is resumed"])
 def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord, before: str | None) -> None:
+    line = "--lr: is another one"
     if before:
         storage.write("status.json", before)
 
@@ -340,12 +367,14 @@ def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord
         with record.closing(lambda: True):
             with record.waiting():
                 until(lambda: status(storage).get("state") == "waiting")
-            raise UsageError("--lr: is another one")
+            raise UsageError(line)
 
     with pytest.raises(UsageError):
         refused()
-    left = {path.name: path.read_text() for path in Path(storage.path()).iterdir()}
-    assert left == ({"status.json": before} if before else {})
+    if before:
+        assert {path.name: path.read_text() for path in Path(storage.path()).iterdir()} == {"status.json": before}
+    else:
+        assert (status(storage)["state"], status(storage)["error"]) == ("failed", line)
 
 
 def test_taken_over_run_is_not_written(storage: RunStorage, record: RunRecord) -> None:
