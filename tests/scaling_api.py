@@ -56,6 +56,8 @@ class Api:
 
     def describe_services(self, cluster: str, services: list[str]) -> dict[str, Any]:
         assert 0 < len(services) <= 10
+        for part in self._parts:
+            part.looks += 1
         return {"services": [self._part(name.removeprefix("arn/")).answers()[0] for name in services]}
 
     def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> dict[str, Any]:

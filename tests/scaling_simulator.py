@@ -120,6 +120,7 @@ class Simulator:
         self.now, self.count, self.capacity = 0.0, warm, warm
         self.instances = [Instance(number, -3600, task_at=-3000, kind=kind) for number in range(warm)]
         self.suspended = list[str]()
+        self.looks = 0  # of the head at the service
         self.deployed_at: float | None = None  # a deployment is in progress
         self.failed_at: float | None = None  # the last deployment has failed
         self.head_until, self.head_from = math.inf, 0.0  # a head that is away from the one to the other

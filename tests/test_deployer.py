@@ -389,7 +389,9 @@ def test_deployer_policies_allow_exactly_the_required_actions() -> None:
 def test_each_policy_fits_a_managed_policy_in_each_region(policy: dict[str, Any]) -> None:
     session = get_session()
     for partition in ("aws", "aws-cn", "aws-us-gov", "aws-eusc"):
-        for region in session.get_available_regions("ecs", partition_name=partition):
+        regions = session.get_available_regions("ecs", partition_name=partition)
+        assert regions
+        for region in regions:
             text = json.dumps(policy, separators=(",", ":")).replace("arn:aws:", f"arn:{partition}:")
             for word, value in (PLACEHOLDERS | {"REGION": region}).items():
                 text = text.replace(word, value)

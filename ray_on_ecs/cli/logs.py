@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import click
@@ -37,11 +38,14 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
         active = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
         shown = [job_id for job_id in jobs if not (follow and job_id in active[-1:])]
         text = "".join(held.log(job_id) for job_id in shown)
-        so_far = held.log(active[-1]) if follow and active and tail is not None else ""
     except (Elsewhere, ResourceError) as fault:
         jobs, cause = {}, fault
     else:
         if follow and active:
+            so_far = ""
+            if tail is not None:
+                with suppress(ResourceError):  # else all of the log is shown
+                    so_far = held.log(active[-1])
             number = len(_lines(so_far.rpartition("\n")[0]))  # the last line may not be complete yet
             show(_last(_lines(text), None if tail is None else max(tail - number, 0)))
             metadata, skipped = jobs[active[-1]]["metadata"], 0 if tail is None else max(number - tail, 0)

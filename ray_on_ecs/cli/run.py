@@ -35,7 +35,7 @@ from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cli.stop import stop_run
 from ray_on_ecs.cli.target import check_folder, check_target
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
-from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit
+from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, find_or_submit
 from ray_on_ecs.config import CLUSTER_FLAG, OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import EfaError, Interrupted, LimitReached, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
@@ -146,7 +146,9 @@ def _run(
         metadata[THEN_STOP] = "true"
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
-    started: list[bool] = []  # by this command
+    if fetch is not None:  # before the run: this package may be updated meanwhile
+        from ray_on_ecs.cli.fetch import copy_run
+    status, started = 0, list[bool]()  # True in it if this command has started the run
     with _interruptible(cluster, name, started):
         run = dict(zip(RUN, (name, cluster.storage_path), strict=True))  # under another path it is another run
 
@@ -171,7 +173,19 @@ def _run(
         if not detach:
             if cluster.ends_with_command and not started:
                 note(f"Ctrl-C ends this command alone; {cluster.command(f'stop {name}')} stops the run")
-            return _follow(cluster, jobs, run, job_id, fetch)
+            status = Follower(cluster, jobs, run).follow(job_id)
+    # From here on another command may have started the run again.
+    if not detach and fetch is not None:
+        try:
+            note(str(copy_run(cluster, name, Path(fetch))))
+        except TrainingError as cause:  # of a run that could not begin, which says itself why
+            if not status:
+                raise
+            note(str(cause))
+    if not detach:
+        if fetch is None and status in ADMITTED:
+            _say_where(cluster, name)
+        return status
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
@@ -260,25 +274,13 @@ def _interruptible(cluster: Cluster, name: str, started: Collection[bool]) -> Ge
         raise Interrupted(f"run {name} is stopped; {way_on(cluster, name)}") from end
 
 
-def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetch: str | None) -> int:
-    """Show the log to its end, and fetch the results; return the run's exit status."""
-    name = run["run_name"]
-    if fetch is not None:  # before the run: this package may be updated meanwhile
-        from ray_on_ecs.cli.fetch import copy_run
-    status = Follower(cluster, jobs, run).follow(job_id)
-    if fetch is not None:
-        try:
-            note(str(copy_run(cluster, name, Path(fetch))))
-        except TrainingError as cause:  # one that could not begin has no folder, and says itself why
-            if not status:
-                raise
-            note(str(cause))
-    elif status in ADMITTED and not cluster.reads_path:
+def _say_where(cluster: Cluster, name: str) -> None:
+    """Print where the results of a run are, or the commands that show and copy them."""
+    if not cluster.reads_path:
         note(f"results in {cluster.storage(name).uri}")
-    elif status in ADMITTED:
-        copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
-        note(f"{cluster.command(f'open {name}')} shows its report{copies}")
-    return status
+        return
+    copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
+    note(f"{cluster.command(f'open {name}')} shows its report{copies}")
 
 
 _own = [

@@ -382,7 +382,7 @@ class LocalCluster(HeadCluster):
 
         ray = local_head.find()
         stops = " and ".join(map(self._stop_of, local_head.runs_on(ray) if ray else ())) or self.command("stop --all")
-        return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stops} ends it with its runs")
+        return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stops} ends it")
 
     def _stop_of(self, job: Job) -> str:
         """Return the command that stops a job's run, which may be another folder's."""

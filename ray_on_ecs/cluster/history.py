@@ -69,8 +69,8 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
         return replace(cluster.storage(name), flag="RUN")
-    nearest = get_close_matches(name, names) or [other for other in names if name in other][:3]
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists the runs"
+    similar = get_close_matches(name, names) or [other for other in names if name in other][:3]
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"{cluster.command('runs')} lists the runs"
     raise UsageError(f"run {name!r} not found in {cluster.storage_path}; {hint}")
 
 

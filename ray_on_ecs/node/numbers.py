@@ -11,14 +11,14 @@ heads does no harm: they set a number, end an instance that nothing needs, or re
     in      the service's count only after a run with --then-stop; the idle alarm lowers it otherwise
     empty   an instance that runs no task ends if it is beyond the service's count, or of a type that the pool no longer
             has; and a request for one that EC2 does not have
-    failed  a new deployment while programs wait, half an hour after ECS has given up one: it counts tasks for which
+    failed  a new deployment while programs wait, ten minutes after ECS has given up one: it counts tasks for which
             EC2 has no instance as failed, and then starts none
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -34,7 +34,7 @@ EMPTY_SECONDS, UNREGISTERED_SECONDS = 120.0, 600.0
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
 STALE_SECONDS = 60.0
 # Between the end of a failed deployment and the next one: a broken image fails again, on instances that are billed.
-REDEPLOY_SECONDS = 1800.0
+REDEPLOY_SECONDS = 600.0
 
 Stage = Literal["coming", "in service", "not counted"]
 # ECS's state of a container instance that takes tasks; another one is about to end, or to register.
@@ -100,6 +100,8 @@ class Memory:
     ended: Mapping[str, float] = field(default_factory=dict)
     open_since: float | None = None  # the group has requested more instances than it has and needs
     redeployed_at: float = -math.inf
+    types: Sequence[str] = ()  # of the kind's pool, and since when this head has known them
+    types_since: float = math.inf
 
     def ending(self, instance_ids: Iterable[str], now: float) -> Memory:
         """Return this memory with instances that are about to be ended, also if the answer is lost."""
@@ -247,6 +249,8 @@ def decide(
     has = len(counted(view, memory))
     keeps = max(capacity, needed(need, limits), view.least, has)
     memory = observe(view, memory, now, is_open=view.capacity > keeps and not memory.ended)
+    if memory.types != limits["types"]:
+        memory = replace(memory, types=limits["types"], types_since=now)
     calls: list[Call] = []
     if view.rollout != FAILED:
         if view.capacity < capacity and LAUNCH not in view.suspended:
@@ -281,7 +285,9 @@ def _ends(need: Need, limits: NodeGroup, view: View, memory: Memory, now: float)
         age = now - (host.registered_at if host else since)
         if now - since >= STALE_SECONDS and age >= (EMPTY_SECONDS if host else UNREGISTERED_SECONDS):
             ready.append(instance_id)
-    if others := of_other_types(limits, view, memory).intersection(ready):
+    # Not one that has come since: the group may launch a type that this head does not know yet.
+    known = {each for each in ready if (host := view.hosts.get(each)) and host.registered_at < memory.types_since}
+    if others := of_other_types(limits, view, memory) & known:
         return [End(instance_id) for instance_id in sorted(others)]
     placed = sum(host.tasks for member in members if (host := view.hosts.get(member.instance_id)))
     if placed < view.count or view.rollout != COMPLETED:

@@ -181,10 +181,11 @@ class Scaler:
     ) -> None:
         memory = self._memory.get(kind, Memory())
         view = view_of(service, group)
-        if numbers.surplus(need, limits, view, memory) > 0 or numbers.of_other_types(limits, view, memory):
+        has_surplus = numbers.surplus(need, limits, view, memory) > 0
+        if has_surplus or numbers.of_other_types(limits, view, memory):
             view = view_of(service, group, read_hosts().get(limits["provider"], {}))
         calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)
-        if calls or view.hosts is not None or view.capacity > len(numbers.counted(view, memory)):
+        if calls or has_surplus or view.capacity > len(numbers.counted(view, memory)):
             self._quiet_until = float("-inf")  # the next look sees the effect
         for call in calls:
             name = type(call).__name__

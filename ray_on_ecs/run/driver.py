@@ -22,7 +22,7 @@ from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs, limit
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise
-from ray_on_ecs.run.files.newest import Kept, newest_stored
+from ray_on_ecs.run.files.newest import Kept, has_stored, newest_stored
 from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -38,7 +38,6 @@ from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
-from ray_on_ecs.storage.snapshot import read_snapshot
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cost import cost_of
 from ray_on_ecs.tracking.results import write_results
@@ -593,7 +592,7 @@ class RunDriver:
 
         def look() -> tuple[Kept | None, bool]:
             kept = newest_stored(self._config, self._storage)
-            return kept, kept is None and not self._config.driver and bool(read_snapshot(self._storage).files)
+            return kept, kept is None and has_stored(self._config, self._storage)
 
         kept, has_files = self._ask(look)
         self._restarts.kept, self._restarts.has_files, self._restarts.is_known = kept, has_files, True

@@ -28,7 +28,7 @@ class Restarts:
 
     Attributes:
         kept: The newest kept file or checkpoint.
-        has_files: True if without one the script finds text, logs or settings, of which one may be its state.
+        has_files: True if without one the script finds text or settings, which may be its state.
         is_known: True if the storage has said what is kept.
         dropped: A file that was not kept, as the script was killed when it may have been half-written.
     """
@@ -59,7 +59,7 @@ class Restarts:
             how = f"restarting from the beginning{why}"
             if self.has_files:
                 how = UP_TO_SCRIPT
-                notes.insert(0, f"kept: only text, logs and settings{why}")
+                notes.insert(0, f"kept: only text and settings{why}")
         elif kept.is_loaded:
             how = f"restarting from {kept}"
         else:

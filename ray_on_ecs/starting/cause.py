@@ -72,8 +72,8 @@ def _failed_deployment(nodes: Nodes) -> str:
         return ""
     causes = filter(None, (last_stop(nodes.stopped or ()), reason))
     way_out = (
-        "while a run waits, the head tries again after 30 minutes; "
-        "pulumi config set redeployWorkers WORD and pulumi up try again at once"
+        "while a run waits, the head tries again after 10 minutes; "
+        "pulumi config set redeployWorkers WORD and pulumi up does at once"
     )
     return f"{DEPLOYMENT_FAILED}: {'; '.join((*causes, way_out))}"
 
@@ -147,10 +147,10 @@ def _ecs(nodes: Nodes, now: datetime) -> str:
         return ""
     return (
         _unregistered(nodes, now)
-        or _of_other_type(nodes)
         or _without_gpus(nodes)
         or last_stop(nodes.stopped or ())
         or _unfit(nodes)
+        or _of_former_type(nodes)
         or _event(service or {}, now)
     )
 
@@ -171,21 +171,24 @@ def _unregistered(nodes: Nodes, now: datetime) -> str:
     )
 
 
-def _of_other_type(nodes: Nodes) -> str:
-    for each in members(nodes.group, Phase.RUNNING):
-        instance_type = each.get("InstanceType")
-        if instance_type and nodes.types and instance_type not in nodes.types:
-            return (
-                f"{each.get('InstanceId')} is a {instance_type}, and pool {nodes.pool} has {' or '.join(nodes.types)} "
-                "now: the head ends it once it runs no task"
-            )
+def _former_types(nodes: Nodes) -> dict[str, str]:
+    """Return the types of the running instances that are of none of the pool's, by ID."""
+    types = {str(each.get("InstanceId")): each.get("InstanceType") for each in members(nodes.group, Phase.RUNNING)}
+    return {name: found for name, found in types.items() if found and nodes.types and found not in nodes.types}
+
+
+def _of_former_type(nodes: Nodes) -> str:
+    for name, instance_type in _former_types(nodes).items():
+        types = " or ".join(nodes.types)
+        return f"{name} is a {instance_type}, and pool {nodes.pool} has {types} now: the head ends it when it is idle"
     return ""
 
 
 def _without_gpus(nodes: Nodes) -> str:
+    former = _former_types(nodes)
     for instance in nodes.instances or ():
         resources = instance.get("registeredResources")
-        if resources is None or instance.get("status") != "ACTIVE":
+        if resources is None or instance.get("status") != "ACTIVE" or instance.get("ec2InstanceId") in former:
             continue
         registered = sum(len(each.get("stringSetValue") or ()) for each in resources if each.get("name") == "GPU")
         if registered < nodes.gpus:

@@ -159,7 +159,7 @@ class RunRecord:
             self.behind, self.line = None, ""
 
     def refuse(self, error: TrainingError) -> None:
-        """Write the final status of a run that is refused without its lock, as `closing`, unless another has that."""
+        """Write the final status of a run that is refused before it has its lock, unless another command has that."""
         with suppress(OSError):
             if not self._storage.exists(layout.LOCK):
                 self._close(error)
@@ -323,22 +323,22 @@ class RunRecord:
                 return True
         return False
 
-    def _keep_before(self) -> bool:
-        """Keep the status of the commands before, which this one has not changed; return False if there is none."""
-        with self._writing, suppress(OSError):
-            if self._state is None:
-                return any(map(self._storage.exists, (layout.STATUS, layout.RESULT)))
-            if self._before is None:
-                return False
-            self._state = None
-            self._storage.write(layout.STATUS, self._before)
+    def _has_end(self) -> bool:
+        """Return whether an earlier command has left a status or results."""
+        with suppress(OSError):
+            return any(map(self._storage.exists, (layout.STATUS, layout.RESULT)))
         return True
 
     def _close(self, error: BaseException | None) -> None:
         if not self._is_ours():
             return
-        is_refused = self._state is None or (self._monitor is None and isinstance(error, UsageError))
-        if is_refused and (not isinstance(error, Exception) or isinstance(error, Interrupted) or self._keep_before()):
+        if self._state is None:  # the command has neither waited nor trained
+            if not isinstance(error, Exception) or isinstance(error, Interrupted) or self._has_end():
+                return
+        elif self._monitor is None and isinstance(error, UsageError) and self._before is not None:
+            with self._writing, suppress(OSError):  # it was refused, and has changed nothing
+                self._state = None
+                self._storage.write(layout.STATUS, self._before)
             return
         with self._lock:
             if error is None:

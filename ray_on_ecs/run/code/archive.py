@@ -86,7 +86,7 @@ class Code:
                 raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
         if (size := sum(map(os.path.getsize, self.copies.values()))) > shutil.disk_usage(folder).free:
             where = f"the disk of {folder} has no room"
-            raise StorageError(f"the run's large files are {size:,} bytes, for which {where}; start the run again")
+            raise StorageError(f"the large files are {size:,} bytes, for which {where}; free some, or --exclude files")
         for name, original in self.copies.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,13 +113,13 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     _check_script(config, code)
     stays = is_here and storage.is_local
     linked = beyond_limit(code.files) if stays else []
-    files = sorted({*code.files}.difference(linked))
+    files = [file for file in code.files if file not in linked]
     if not (config.include or config.exclude):
         check_size(folder, files)
     if linked:
         say(describe_linked(linked))
     copied = [file for file in files if stays and file.size > LARGE_BYTES]
-    code = replace(code, files=tuple(sorted({*files}.difference(copied))))
+    code = replace(code, files=tuple(file for file in files if file not in copied))
     base = storage.storage_path
     try:
         if storage.is_local:

@@ -143,13 +143,16 @@ def check_size(folder: Path, files: Sequence[CodeFile]) -> None:
 
 
 def beyond_limit(files: Sequence[CodeFile]) -> list[CodeFile]:
-    """Return the largest files, without which the others are few enough bytes to be code, if that needs few files."""
+    """Return the largest files, without which the others are few enough bytes to be code; none if these are many."""
     size, beyond = sum(file.size for file in files), list[CodeFile]()
-    for file in sorted(files, key=lambda file: file.size, reverse=True)[:MAX_LINKS]:
-        if size > MAX_BYTES:
-            beyond.append(file)
-            size -= file.size
-    return beyond
+    for file in sorted(files, key=lambda file: file.size, reverse=True):
+        if size <= MAX_BYTES:
+            return beyond
+        beyond.append(file)
+        size -= file.size
+        if len(beyond) > MAX_LINKS:
+            break
+    return []
 
 
 def describe_linked(files: Sequence[CodeFile]) -> str:

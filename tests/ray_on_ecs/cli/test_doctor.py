@@ -152,8 +152,8 @@ def test_failed_deployment_is_named(stack: Laptop) -> None:
     failed(done, "services")
     assert line_of(done, "services").startswith(
         "head 1 of 1 running, workers 2 of 2 running; workers: the last deployment failed: ECS deployment "
-        "circuit breaker: tasks failed to start; while a run waits, the head tries again after 30 minutes; "
-        "pulumi config set redeployWorkers WORD and pulumi up try again at once | aws"
+        "circuit breaker: tasks failed to start; while a run waits, the head tries again after 10 minutes; "
+        "pulumi config set redeployWorkers WORD and pulumi up does at once | aws"
     )
 
 

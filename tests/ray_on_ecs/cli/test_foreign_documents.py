@@ -164,7 +164,9 @@ def test_broken_document_is_said_of_the_typed_argument(
     shown = []
     for words in (["open", "--no-browser"], ["fetch"], ["logs", "--follow"], ["debug"], ["rm"]):
         main([*words[:1], "--local", *words[1:], "healthy"])
-        shown += [line for line in capsys.readouterr().err.splitlines() if "is broken" in line]
+        lines = [line for line in capsys.readouterr().err.splitlines() if "is broken" in line]
+        assert lines or words[0] not in NAMED[document]
+        shown += lines
     start = f"RUN: {document} in {folders.of('healthy').uri} is broken ("
     assert shown
     assert all(line.removeprefix("ray-on-ecs: ").startswith(start) for line in shown)

@@ -95,7 +95,7 @@ def test_ray_of_a_run_is_not_ended_by_another(local: Local, monkeypatch: pytest.
         cluster.ready_for(PROGRAM, said.append).__enter__()
     assert (said, done) == ([], [])
     silent = AnswerError("http://127.0.0.1:1", "silent")
-    assert str(cluster.explain(silent)).endswith(f"; {stop} ends it with its runs")
+    assert str(cluster.explain(silent)).endswith(f"; {stop} ends it")
 
 
 def test_missing_ray_is_one_line(local: Local) -> None:

@@ -113,21 +113,23 @@ def test_each_rollout_state(state: str) -> None:
 
 @pytest.mark.parametrize("state", ["COMPLETED", "IN_PROGRESS", "FAILED"])
 @pytest.mark.parametrize(
-    ("instance_type", "hosts", "memory", "is_ended"),
+    ("instance_type", "hosts", "memory", "known", "is_ended"),
     [
-        ("p3.2xlarge", empty(0, 1), seen("i-0"), True),
-        ("p3.2xlarge", empty(0, 1), seen("i-0", seconds=30), False),
-        ("p3.2xlarge", empty(0, 1, age=90), seen("i-0"), False),
-        ("p3.2xlarge", empty(1, 1), seen("i-0"), False),  # it runs a task
-        ("p3.2xlarge", empty(0, 1, status="DRAINING"), seen("i-0"), False),
-        ("p3.2xlarge", None, seen("i-0"), False),
-        (LIMITS["types"][0], empty(0, 1), seen("i-0"), False),
-        ("", empty(0, 1), seen("i-0"), False),  # AWS does not name it
+        ("p3.2xlarge", empty(0, 1), seen("i-0"), 300, True),
+        ("p3.2xlarge", empty(0, 1), seen("i-0", seconds=30), 300, False),
+        ("p3.2xlarge", empty(0, 1, age=90), seen("i-0"), 60, False),
+        ("p3.2xlarge", empty(0, 1), seen("i-0"), 900, False),  # it has come since
+        ("p3.2xlarge", empty(1, 1), seen("i-0"), 300, False),  # it runs a task
+        ("p3.2xlarge", empty(0, 1, status="DRAINING"), seen("i-0"), 300, False),
+        ("p3.2xlarge", None, seen("i-0"), 300, False),
+        (LIMITS["types"][0], empty(0, 1), seen("i-0"), 300, False),
+        ("", empty(0, 1), seen("i-0"), 300, False),  # AWS does not name it
     ],
 )
 def test_an_empty_instance_of_a_former_type_ends(
-    state: str, instance_type: str, hosts: dict[str, Host] | None, memory: Memory, is_ended: bool
+    state: str, instance_type: str, hosts: dict[str, Host] | None, memory: Memory, known: float, is_ended: bool
 ) -> None:
+    memory = replace(memory, types=LIMITS["types"], types_since=NOW - known)
     others = (Member("i-0", instance_type=instance_type), Member("i-1", instance_type=LIMITS["types"][0]))
     view = View(count=2, capacity=2, most=4, rollout=state, failed_at=NOW - 60, members=others, hosts=hosts)
     need = Need(requested=2, available=1, in_use=1)
@@ -141,11 +143,11 @@ def test_an_empty_instance_of_a_former_type_ends(
 @pytest.mark.parametrize(
     ("need", "failed", "redeployed", "is_due"),
     [
-        (Need(requested=2, available=0, in_use=0), 1800, math.inf, True),
-        (Need(requested=2, available=0, in_use=0), 1799, math.inf, False),
+        (Need(requested=2, available=0, in_use=0), 600, math.inf, True),
+        (Need(requested=2, available=0, in_use=0), 599, math.inf, False),
         (Need(requested=2, available=0, in_use=0), NOW, math.inf, True),  # AWS gives no time
-        (Need(requested=2, available=0, in_use=0), 3600, 1799, False),  # the answer is old
-        (Need(requested=2, available=0, in_use=0), 3600, 1800, True),
+        (Need(requested=2, available=0, in_use=0), 3600, 599, False),  # the answer is old
+        (Need(requested=2, available=0, in_use=0), 3600, 600, True),
         (Need(requested=2, available=1, in_use=1), 3600, math.inf, True),
         (Need(requested=9, available=4, in_use=4), 3600, math.inf, False),  # all of the maximum are up
         (Need(requested=2, available=2, in_use=2), 3600, math.inf, False),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from ray_on_ecs.contract import WORKER_TIMEOUT
 from tests.scaling_api import HeadDied, Lost, Refused
 from tests.scaling_simulator import LOOK_SECONDS, Run, Simulator, at_call
 
@@ -195,20 +196,55 @@ def test_instances_of_a_former_type_make_room(idle: int, counts_pending: bool) -
     assert waits.began_at < 15 * 60
 
 
+@pytest.mark.parametrize("failed", [0, 60, 900, 1700])
 @pytest.mark.parametrize("available", [0, 1])
-def test_a_lack_of_capacity_at_the_first_update_ends_without_another_one(available: int) -> None:
-    """The deployment of the first `pulumi up` fails, and the one that follows it, too."""
-    waits = run(2)
+def test_a_run_begins_although_the_first_deployment_has_failed(failed: float, available: int) -> None:
+    """It has failed for a lack of capacity, before the run has begun to wait or while it does."""
+    waits = run(2, at=900)
+    waits.gives_up_after = WORKER_TIMEOUT
     simulator = Simulator(4, [waits], shortage=available)
     simulator.count = simulator.capacity = 2
     simulator.deploy()
-    simulator.stay(2.75 * HOUR)
+    simulator.stay(failed)
+    simulator.deployed_at, simulator.failed_at, simulator.shortage = None, simulator.now, 4
+    simulator.stay(3 * HOUR)
+    check_end(simulator, 2)
+    assert waits.began_at is not None
+
+
+def test_a_lack_of_capacity_at_the_first_update_ends_without_another_one() -> None:
+    """The deployment of the first `pulumi up` fails, and the one that follows it, too."""
+    waits = run(2)
+    simulator = Simulator(4, [waits], shortage=1)
+    simulator.count = simulator.capacity = 2
+    simulator.deploy()
+    simulator.stay(2.25 * HOUR)
     assert simulator.failed_at is not None
     assert waits.began_at is None
     simulator.shortage = 4
     simulator.stay(5 * HOUR)
     check_end(simulator, 2)
     assert [name for _, name, _ in simulator.calls].count("Redeploy") == 2
+
+
+def test_a_type_that_the_head_does_not_know_is_not_launched_for_ever() -> None:
+    simulator = Simulator(4, [run(2, seconds=10)])
+    for _ in range(2 * HOUR // 60):
+        simulator.stay(60)
+        for each in simulator.instances:
+            each.instance_type = "p3.2xlarge"
+    assert simulator.started == 2
+
+
+def test_former_types_in_use_cost_no_calls() -> None:
+    lasting = run(2, seconds=2 * HOUR)
+    simulator = Simulator(4, [lasting], warm=2).stay(300)
+    assert lasting.began_at is not None
+    for each in simulator.instances:
+        each.instance_type = "p3.2xlarge"
+    simulator.looks = 0
+    simulator.stay(HOUR)
+    assert simulator.looks <= 61
 
 
 @pytest.mark.parametrize(("is_made", "error"), [(True, Lost), (False, Refused)])

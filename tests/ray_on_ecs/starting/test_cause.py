@@ -126,8 +126,10 @@ def diagnosis(nodes: Nodes, needed: int | None = None) -> str:
 def test_an_instance_of_another_type_is_named(instance_type: str | None, is_named: bool) -> None:
     group = GROUP | {"Instances": [{**member("i-1"), "InstanceType": instance_type}, member("i-2")]}
     line = diagnosis(short_tasks(group=group, gpus=4 if is_named else 1))
-    told = f"i-1 is a {instance_type}, and pool default has g5.xlarge now: the head ends it once it runs no task"
+    told = f"i-1 is a {instance_type}, and pool default has g5.xlarge now: the head ends it when it is idle"
     assert line == (told if is_named else "")
+    failed = short_tasks(group=group, stopped=[stopped()], gpus=4 if is_named else 1)
+    assert "Essential container" in diagnosis(replace(failed, instances=[instance("i-1")]))
 
 
 def test_healthy_nodes_have_no_reason() -> None:
