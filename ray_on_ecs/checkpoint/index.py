@@ -217,7 +217,7 @@ def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     for name in {**previous, **current}:
         old = json.dumps(previous[name]) if name in previous else "not set"
         new = json.dumps(current[name]) if name in current else "not set"
-        if old != new:
+        if previous.get(name, ...) != current.get(name, ...):
             changes.append(f"{name} was {old} and is {new}")
     return ", ".join(changes)
 
