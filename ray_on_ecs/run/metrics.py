@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from ray_on_ecs.run.extent import Extent, Position
 from ray_on_ecs.run.printed import LONGEST, Printed, PrintedNumbers
 from ray_on_ecs.run.printed_steps import PrintedSteps
 from ray_on_ecs.run.traceback_lines import TracebackLines
-from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 from ray_on_ecs.tracking.end import Steps
 from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.shown_log import COLOURS
@@ -258,18 +256,33 @@ class ReportReader:
     def __init__(self, folder: Path) -> None:
         self._file = folder / sdk.REPORTS
         self._position = 0
+        self._has_warned = False
 
     def read_new(self) -> list[dict[str, Any]]:
-        """Return the reports since the last call."""
+        """Return the reports since the last call; a line that is torn, as by a full disk, is left out."""
         try:
-            with self._file.open() as file:
+            with self._file.open("rb") as file:
                 file.seek(self._position)
-                text = file.read()
+                content = file.read()
         except FileNotFoundError:
             return []
-        complete, _, _ = text.rpartition("\n")
-        self._position += len(complete) + bool(complete)
-        return [json.loads(line) for line in StringIO(complete)]
+        complete = content[: content.rfind(b"\n") + 1]
+        self._position += len(complete)
+        reports = [_report(line) for line in complete.splitlines()]
+        if None in reports and not self._has_warned:
+            self._has_warned = True
+            logger.warning("a report of the script could not be read, and is left out; a full disk may have torn it")
+        return [report for report in reports if report is not None]
+
+
+def _report(line: bytes) -> dict[str, Any] | None:
+    """Return a report of `ray_on_ecs.sdk`; None if the line has not got one."""
+    with suppress(ValueError):
+        report = parse_json(line)
+        fields = (sdk.STEP, int | None), (sdk.TOTAL, int | None), (sdk.VALUES, dict | None)
+        if isinstance(report, dict) and sdk.STEP in report:
+            return report if all(isinstance(report.get(name), kind) for name, kind in fields) else None
+    return None
 
 
 def _number(text: str | None) -> float | None:

@@ -232,6 +232,37 @@ def test_sdk_reports_reach_the_reader(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert reader.read_new() == [{"step": 5}]
 
 
+@pytest.mark.parametrize(
+    "torn",
+    [
+        *(
+            b'{"step": 5, "va{"step": 6}',
+            b'{"step": 5, "va',
+            b"",
+            b"\0\0\0",
+            b"\xff\xfe{",
+            b"5",
+            b"null",
+            b"[]",
+            b'"step"',
+        ),
+        *(b"{}", b'{"values": {"loss": 1.0}}', b'{"step": "5"}', b'{"step": 5, "values": [1]}', b"[" * 10_000),
+        *(b'{"step": 1.5}', b'{"step": 5, "total": "all"}', b'{"step": 5}\0'),
+    ],
+    ids=lambda torn: str(torn[:30]),
+)
+def test_torn_report_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, torn: bytes) -> None:
+    reader = ReportReader(tmp_path)
+    for step in (4, 7):
+        with (tmp_path / sdk.REPORTS).open("ab") as file:
+            file.write(torn + b'\n{"step": %d}\n{"st' % step)
+        assert reader.read_new() == [{"step": step}]
+        with (tmp_path / sdk.REPORTS).open("ab") as file:
+            file.write(b'ep": 8}\n')
+        assert reader.read_new() == [{"step": 8}]
+    assert len(caplog.messages) == 1
+
+
 def test_fast_steps_are_reported_at_intervals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 3600.0)
