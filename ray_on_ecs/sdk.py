@@ -127,7 +127,11 @@ def write_report(
 
 
 def seconds_left() -> float:
-    """Return the seconds until this node is reclaimed, or the run's limit is reached; infinity without a notice."""
+    """Return the seconds until this node is reclaimed, or the run's limit is reached; infinity without a notice.
+
+    A script that has called it is taken to save itself: it gets SIGTERM only in the last seconds.
+    """
+    register_checkpointer()
     try:
         deadline = float(_read(DEADLINE))
     except ValueError:
