@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -39,7 +39,6 @@ from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
 from ray_on_ecs.checkpoint.sampler import DistributedSampler
 from ray_on_ecs.checkpoint.state import TrainingState
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.storage.run_storage import RunStorage
 
 # Before a failed save is repeated: storage that fails, such as a full disk, needs time, and each copy blocks training.
 RETRY_SECONDS = 30.0
@@ -48,8 +47,6 @@ EXTRA_SECONDS = 60.0
 # For the save in progress when a script fails: less than the 30 s that the runner gives it after SIGTERM.
 LAST_SECONDS = 20.0
 LAST_ATTEMPTS = 3  # to store the last state of a training
-# Checkpoints that `saved_progress` has verified on this rank: `resume` does not read them twice for that.
-_verified: set[str] = set()
 
 
 class ResumeError(SystemExit):
@@ -69,21 +66,11 @@ def saved_progress(folder: str | os.PathLike[str] | None = None) -> Progress:
     A script needs it that adds layers, unfreezes them or makes parameter groups in the middle of a training: it makes
     the model and the optimizer as they were, and then calls `Checkpointer.resume`.
 
-    A damaged checkpoint does not count, as for `resume`. All ranks must call it: after `init_process_group` each
-    verifies a part of the files, and before it all of them.
-
     Args:
         folder: As for `Checkpointer`.
     """
-    storage, ranks = open_folder(folder), Collectives()
-    index = CheckpointIndex(storage, 1, None, "min", print) if ranks.rank == 0 else None
-    newest = _newest_intact(storage, ranks, index)
-    ranks.close()
-    if newest is None:
-        return Progress()
-    name, manifest = newest
-    _verified.add(f"{storage.uri}/{name}")
-    return Progress(manifest["step"], manifest["epoch"])
+    newest = CheckpointIndex(open_folder(folder), 1, None, "min", print).newest
+    return Progress(newest[1]["step"], newest[1]["epoch"]) if newest else Progress()
 
 
 class Checkpointer:
@@ -214,8 +201,7 @@ class Checkpointer:
                 f"{self.uri}/{name} has format {version}, and this version of ray-on-ecs reads {FORMAT}; use the "
                 "version that saved it"
             )
-        newest = _newest_intact(self._storage, self._ranks, self._index, self._say)
-        _verified.clear()
+        newest = self._newest_intact()
         self._must_resume = False
         if newest is None:
             self._state.leave_out_frozen()  # the script may have loaded them since
@@ -437,6 +423,22 @@ class Checkpointer:
         self._save.wait(deadline)
         self.should_stop = True
 
+    def _newest_intact(self) -> tuple[str, Manifest] | None:
+        """Return the newest checkpoint whose files have their SHA-256; each rank reads some of them."""
+        ranks = self._ranks
+        while True:
+            newest = ranks.broadcast(self._index.newest if self._index else None)
+            if newest is None:
+                return None
+            name, manifest = newest
+            files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
+            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files))
+            if fault is None:
+                return newest
+            self._say(f"warning: {self.uri}/{name} is damaged ({fault}); the checkpoint before it is used")
+            if self._index is not None:
+                self._index.discard(name)
+
     def _leave(self) -> None:
         """Give the save in progress some seconds, then end it: the script has failed, or has not called `close`."""
         if self._is_closed:
@@ -459,28 +461,6 @@ class Checkpointer:
         if self._ranks.rank == 0:
             print(f"ray-on-ecs: error: {line}", file=sys.stderr, flush=True)
         raise ResumeError(line)
-
-
-def _newest_intact(
-    storage: RunStorage,
-    ranks: Collectives,
-    index: CheckpointIndex | None,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[str, Manifest] | None:
-    """Return the newest checkpoint whose files have their SHA-256; each rank reads some, and rank 0 has the index."""
-    while True:
-        newest = ranks.broadcast(index.newest if index else None)
-        if newest is None:
-            return None
-        name, manifest = newest
-        uri = f"{storage.uri}/{name}"
-        files = [] if uri in _verified else sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-        fault = ranks.first(find_fault(storage, name, manifest["files"], files))
-        if fault is None:
-            return newest
-        say(f"warning: {uri} is damaged ({fault}); the checkpoint before it is used")
-        if index is not None:
-            index.discard(name)
 
 
 def _detached(value: Any) -> Any:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, SequentialLR, StepLR
 
 from ray_on_ecs import Checkpointer, saved_progress
-from ray_on_ecs.checkpoint import checkpointer
 from ray_on_ecs.checkpoint.background import DivergedError
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from tests.ray_on_ecs.checkpoint.loop import difference
@@ -165,38 +164,6 @@ def test_progress_is_known_before_the_model(tmp_path: Path) -> None:
     checkpoint.end_epoch()
     checkpoint.close()
     assert saved_progress(tmp_path) == (3, 1)
-
-
-def resumed_steps(rank: int, ranks: int, folder: Path) -> list[int]:
-    """Resume beside another rank; returns the step before the model is made, and then, and the files read twice."""
-    read: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        find = checkpointer.find_fault
-        patch.setattr(checkpointer, "find_fault", lambda *given: [read.extend(given[3]), find(*given)][1])
-        before = saved_progress(folder).step
-        first = len(read)
-        checkpoint = Checkpointer(folder, model=make_model())
-        checkpoint.resume()
-    checkpoint.close()
-    return [before, checkpoint.step, len(read) - first]
-
-
-@pytest.mark.parametrize(("damaged", "step"), [((), 2), ((2,), 1), ((1, 2), 0)])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_progress_is_that_of_the_checkpoint_to_resume(
-    on_ranks: Ranks, tmp_path: Path, damaged: tuple[int, ...], step: int, ranks: int
-) -> None:
-    checkpoint = Checkpointer(tmp_path, model=make_model())
-    for _ in range(2):
-        checkpoint.after_step()
-        checkpoint.save()
-        checkpoint.wait()
-    checkpoint.close()
-    for number in damaged:
-        (tmp_path / f"step-{number:09d}" / "__0_0.distcp").write_bytes(b"")
-    found = on_ranks(ranks, resumed_steps, tmp_path)
-    assert [each[:2] for each in found] == [[step, step]] * ranks
-    assert damaged or all(each[2] == 0 for each in found), "no file is verified twice"
 
 
 def optimizer_of(model: nn.Sequential, *groups: list[int]) -> torch.optim.Optimizer:
