@@ -88,12 +88,16 @@ def log(**values: float) -> None:
     """Log metrics of the last reported step; only rank 0's are kept.
 
     Args:
-        **values: The metrics by name. NaN and infinities are stored as null.
+        **values: The metrics by name. NaN and infinities are stored as null. `step`, an integer from 0, is the step of
+            these metrics; `time` is left out, as each record has its own.
 
     Raises:
         ValueError: A value is not a number.
     """
+    global _step
     numbers = {name: float(value) for name, value in values.items()}
+    if (step := numbers.get(STEP, -1.0)) >= 0 and step % 1 == 0:
+        _step = int(numbers.pop(STEP))
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     if _is_rank_0():
         _write({STEP: _step, VALUES: finite})
@@ -123,7 +127,11 @@ def write_report(
 
 
 def seconds_left() -> float:
-    """Return the seconds until this node is reclaimed, or the run's limit is reached; infinity without a notice."""
+    """Return the seconds until this node is reclaimed, or the run's limit is reached; infinity without a notice.
+
+    A script that has called it is taken to save itself: it gets SIGTERM only in the last seconds.
+    """
+    register_checkpointer()
     try:
         deadline = float(_read(DEADLINE))
     except ValueError:

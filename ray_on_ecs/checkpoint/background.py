@@ -144,12 +144,15 @@ class BackgroundSave:
         outcome = outcome or self._commit(copy, parts, self._index)
         for rank in others:
             self._ranks.send(rank, f"{number}/outcome", outcome)
+        if outcome and not self._is_given_up.is_set():
+            self._index.clean()  # all ranks have ended their writes
         return outcome
 
     def _write(self, copy: Copy) -> Part | str:
         """Write this rank's part; returns the reason if that fails, for example because the disk is full."""
         try:
             if self._index is not None:
+                self._index.clean()
                 self._index.discard(copy.name)
             writer = Writer(self._storage, copy.name, self._beat)
             results = writer.write_data(copy.plan, copy.planner).value()

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder `step-<number>`; a second one after the same step is `step-<number>-1`. It is complete once it
 has a manifest, `checkpoint.json`, which is written last and lists the size and SHA-256 of each file. A folder without a
-manifest counts as absent, and is deleted after the next commit.
+manifest counts as absent, and is deleted before the next save.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 from ray_on_ecs import sdk
@@ -147,6 +148,16 @@ class CheckpointIndex:
         self._complete.pop(name, None)
         self._incomplete.add(name)
 
+    def clean(self) -> None:
+        """Delete what is left of failed saves and of earlier starts; the next call repeats a failed deletion.
+
+        Damaged checkpoints, which have a manifest, stay until the next commit, and no name is used again before it.
+        """
+        with suppress(OSError):
+            for name in sorted(self._incomplete):
+                if not self._storage.exists(f"{name}/{MANIFEST}"):
+                    self._storage.delete_folder(name)
+
     def _prune(self) -> None:
         """Delete incomplete checkpoints, and complete ones that are neither among the newest nor the best.
 
@@ -217,7 +228,7 @@ def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     for name in {**previous, **current}:
         old = json.dumps(previous[name]) if name in previous else "not set"
         new = json.dumps(current[name]) if name in current else "not set"
-        if old != new:
+        if previous.get(name, ...) != current.get(name, ...):
             changes.append(f"{name} was {old} and is {new}")
     return ", ".join(changes)
 

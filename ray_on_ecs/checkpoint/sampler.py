@@ -51,7 +51,8 @@ class DistributedSampler(Sampler[int]):
     def counts_one_rank(self, samples: int) -> bool:
         """Return True if, after an epoch whose last step had these samples, the position seems to count one rank's."""
         missing = self._samples - self.position * self.world_size
-        return self.world_size > 1 and abs(missing) < samples * self.world_size
+        has_more = self.position + samples <= self._samples  # a step as large as the last would follow
+        return self.world_size > 1 and has_more and abs(missing) < samples * self.world_size
 
     def restore_random(self, restore: Callable[[], None]) -> None:
         """Restore the random state again when a loader continues within the epoch.

@@ -121,13 +121,21 @@ class TrainingState:
         return {key: value for key, value in self._module_entries() if _is_weight(key, value)}
 
     def is_finite(self) -> bool:
-        """Return True if all parameters of this rank are finite. Buffers don't count: masks may hold infinities."""
+        """Return True if all parameters that this rank saves are finite.
+
+        Buffers don't count: masks may hold infinities.
+        """
         checks: list[Tensor] = []
-        for module in self._modules.values():
-            for parameter in filter(Tensor.is_floating_point, module.parameters()):
-                weight = parameter.detach()
-                local = weight.to_local() if isinstance(weight, DTensor) else weight
-                checks.append(local.isfinite().all())
+        for key, parameter in (each for module in self._modules.items() for each in named_parameters(*module)):
+            is_always = not (parameter.is_floating_point() or parameter.is_complex()) or "float4" in str(
+                parameter.dtype
+            )
+            if is_always or key in self._untouched:
+                continue
+            weight = parameter.detach()
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
+            # Most types of float8 have no isfinite.
+            checks.append((local.float() if local.itemsize == 1 else local).isfinite().all())
         if not checks:
             return True
         # One reduction, so that the GPU is synchronized once.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from ray_on_ecs.run.extent import Extent, Position
 from ray_on_ecs.run.printed import LONGEST, Printed, PrintedNumbers
 from ray_on_ecs.run.printed_steps import PrintedSteps
 from ray_on_ecs.run.traceback_lines import TracebackLines
-from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 from ray_on_ecs.tracking.end import Steps
-from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
+from ray_on_ecs.tracking.records import RESERVED, STEP, RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.shown_log import COLOURS
 
 logger = logging.getLogger(__name__)
@@ -44,8 +42,9 @@ def tracker_url(line: str) -> str | None:
 class MetricsLog:
     """The records of a run, in order: `step`, `time` (UTC) and the metrics by name.
 
-    A value of a name that the latest record has begins a new record. A run that resumes logs some steps again: the
-    records of these steps are replaced.
+    A value of a name that the latest record has begins a new record. A start that resumes logs some steps again: the
+    first one replaces the records of this step and of later ones. Within a start no record is replaced: where a script
+    counts its steps from 0 in each epoch, the numbers of the records go on.
 
     Args:
         patterns: A regular expression with one group for each metric that is taken from the output.
@@ -68,6 +67,11 @@ class MetricsLog:
         # By number: where the script was when it printed a record whose step is not known.
         self._positions: dict[int, Position] = {}
         self._has_begun = False  # this start has a record
+        # The first and the last step with a record, of this start or of its epoch if the steps begin again in each.
+        self._counted: tuple[int, int] | None = None
+        self._begins_again = False
+        self._offset = 0  # of the records' steps
+        self._left_out: set[str] = set()
         self._bar: int | None = None  # the step of the last progress bar
         self._changed = len(self._records)
         self._is_open = False
@@ -164,6 +168,8 @@ class MetricsLog:
             return
         if sdk.TOTAL in report:
             self.total = report[sdk.TOTAL] or None
+        if sdk.NEXT in report and sdk.VALUES not in report:  # a Ray program goes back to its last checkpoint
+            self._counted = None
         if report[sdk.STEP] is not None:
             self.advance(report[sdk.STEP])
         elif report.get(sdk.NEXT):
@@ -176,27 +182,50 @@ class MetricsLog:
         """Forget the step: the script begins again."""
         with self._lock:
             self.step, self._is_open, self._has_begun, self._bar = None, False, False, None
+            self._counted = None
             self._tracebacks, self._printed, self.extent = TracebackLines(), PrintedNumbers(), Extent()
             self._printed_steps, self.total = PrintedSteps(begins_again=self._printed_steps.begins_again), None
 
     def add(self, values: Mapping[str, float | None]) -> None:
-        """Add metrics of the current step."""
+        """Add metrics of the current step, without those whose names a record has for itself."""
         with self._lock:
             self.guess = None
+            for name in [name for name in RESERVED if name in values]:
+                if name not in self._left_out:
+                    line = f"metric {name}: {values[name]} is left out, as each record has its own {name}"
+                    logger.warning(f"{line}; give the metric another name")
+                self._left_out.add(name)
+            values = {name: value for name, value in values.items() if name not in RESERVED}
+            if not values:
+                return
             if not self._is_open or not values.keys().isdisjoint(self._records[-1]):
                 step = self.step
                 if step is None:
                     self._drop_repeated()
                     step = self._records[-1][STEP] + 1 if self._records else 1
-                while self._records and self._records[-1][STEP] > step:
-                    self._records.pop()
-                if self._records and self._records[-1][STEP] == step and not self._is_open:
-                    self._records.pop()
+                else:
+                    step = self._number(step)
                 self._changed = min(self._changed, len(self._records))
                 self._records.append({STEP: step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")})
                 self._is_open = self._has_begun = True
             self._changed = min(self._changed, len(self._records) - 1)
             self._records[-1].update(values)
+
+    def _number(self, step: int) -> int:
+        """Return the number of a step's record; the first one of a start drops the records that it replaces."""
+        if self._counted is None and not self._begins_again:
+            while self._records and self._records[-1][STEP] >= step:
+                self._records.pop()
+            self._offset = 0
+        elif self._counted is None or 2 * step < sum(self._counted):
+            if self._counted and not self._begins_again:
+                line = f"step {step} follows step {self._counted[1]}, and its metrics those before"
+                logger.warning(f"{line}; to resume them, count the steps from the start of the training")
+            self._begins_again, self._counted = True, None
+            last = self._records[-1][STEP]
+            self._offset = max(last, last + 1 - step)
+        self._counted = (self._counted[0] if self._counted else step, step)
+        return step + self._offset
 
     def _drop_repeated(self) -> None:
         """Before a record without a step: drop those of earlier starts from where this start began."""
@@ -258,18 +287,33 @@ class ReportReader:
     def __init__(self, folder: Path) -> None:
         self._file = folder / sdk.REPORTS
         self._position = 0
+        self._has_warned = False
 
     def read_new(self) -> list[dict[str, Any]]:
-        """Return the reports since the last call."""
+        """Return the reports since the last call; a line that is torn, as by a full disk, is left out."""
         try:
-            with self._file.open() as file:
+            with self._file.open("rb") as file:
                 file.seek(self._position)
-                text = file.read()
+                content = file.read()
         except FileNotFoundError:
             return []
-        complete, _, _ = text.rpartition("\n")
-        self._position += len(complete) + bool(complete)
-        return [json.loads(line) for line in StringIO(complete)]
+        complete = content[: content.rfind(b"\n") + 1]
+        self._position += len(complete)
+        reports = [_report(line) for line in complete.splitlines()]
+        if None in reports and not self._has_warned:
+            self._has_warned = True
+            logger.warning("a report of the script could not be read, and is left out; a full disk may have torn it")
+        return [report for report in reports if report is not None]
+
+
+def _report(line: bytes) -> dict[str, Any] | None:
+    """Return a report of `ray_on_ecs.sdk`; None if the line has not got one."""
+    with suppress(ValueError):
+        report = parse_json(line)
+        fields = (sdk.STEP, int | None), (sdk.TOTAL, int | None), (sdk.VALUES, dict | None)
+        if isinstance(report, dict) and sdk.STEP in report:
+            return report if all(isinstance(report.get(name), kind) for name, kind in fields) else None
+    return None
 
 
 def _number(text: str | None) -> float | None:

@@ -420,8 +420,8 @@ class ScriptWorker:
     def _end(self, script: Script) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.
 
-        A script with a Checkpointer, which saves when its node is reclaimed, only gets SIGTERM in the last seconds, and
-        so does any script if the run's limit is reached.
+        A script with a Checkpointer, or that polls `seconds_left`, saves when its node is reclaimed, and only gets
+        SIGTERM in the last seconds; so does any script if the run's limit is reached.
         """
         exchange, process = self.exchange, script.process
         if exchange.status.has_ended:

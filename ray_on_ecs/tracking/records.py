@@ -19,6 +19,8 @@ from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 
 # The metric that is the number of the step.
 STEP = "step"
+# Names that a record has for itself.
+RESERVED = (STEP, "time")
 PART_RECORDS = 5000
 DELETE_THREADS = 16
 

@@ -21,14 +21,15 @@ from ray_on_ecs.rules import finite
 from ray_on_ecs.run.metrics import TOTAL_STEPS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import open_filesystem
+from ray_on_ecs.tracking import records
 
 # Ray Tune's numbers about a result, which are not metrics of the program.
 OF_TUNE = (
     *("config", "done", "iterations_since_restore", "pid", "should_checkpoint", "time_since_restore"),
     *("time_this_iter_s", "time_total_s", "timestamp"),
 )
-# Names that a record has for itself.
-RESERVED = ("step", "time", "trial")
+# Names that a record has for itself, also one of a trial.
+RESERVED = (*records.RESERVED, "trial")
 # The calls of `fit` in this process.
 _fits = itertools.count()
 

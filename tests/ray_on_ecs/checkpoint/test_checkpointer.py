@@ -318,6 +318,7 @@ def lose_a_part(rank: int, ranks: int, folder: Path) -> str | None:
         checkpoint.save()
         checkpoint.wait()
     reason = checkpoint._save.error
+    assert rank > 0 or not list(folder.iterdir()), "the parts of the others are gone"
     checkpoint.close()
     return reason
 
@@ -334,13 +335,36 @@ def test_a_full_disk_costs_the_checkpoint_alone(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        checkpoint.save()
-        checkpoint.wait()
+        for _ in range(3):
+            checkpoint.save()
+            checkpoint.wait()
+            assert names(tmp_path) == [], "failed saves don't fill it"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "step-000000000 could not be stored (" in capsys.readouterr().out
     checkpoint.close()
     assert Checkpointer(tmp_path, model=model).resume(), "there is room again"
+
+
+def test_parts_of_an_earlier_start_make_room_for_the_first_save(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(model, tmp_path)
+    for name in ("step-000000002-1", "step-000000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").touch()
+    harmed = tmp_path / "step-000000002" / "__0_0.distcp"
+    harmed.write_bytes(b"")
+    checkpoint = Checkpointer(tmp_path, model=model)
+    assert checkpoint.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write_data", Mock(side_effect=OSError("slow down")))
+        checkpoint.after_step()
+        checkpoint.save()
+        checkpoint.wait()
+    assert names(tmp_path) == ["step-000000001", "step-000000002"], "a damaged one stays until the commit"
+    checkpoint.close()
+    assert names(tmp_path) == ["step-000000001", "step-000000002-3"]
 
 
 def test_a_checkpoint_needs_no_temporary_file(

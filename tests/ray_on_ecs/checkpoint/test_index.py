@@ -1,11 +1,12 @@
 """The index of checkpoints: a checkpoint that is half deleted is absent."""
 
+import json
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from ray_on_ecs.checkpoint.index import FORMAT, CheckpointIndex, Manifest
+from ray_on_ecs.checkpoint.index import FORMAT, CheckpointIndex, Manifest, as_json, differences
 from ray_on_ecs.storage.run_storage import RunStorage
 
 
@@ -59,3 +60,38 @@ def test_folder_of_another_name_stays(tmp_path: Path, name: str) -> None:
         storage.write(f"{first}/{file}", "numbers")
     checkpoints.commit(first, manifest(2))
     assert storage.exists(f"{name}/weights")
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}),
+        ({"a": [{"b": 1, "c": 2}]}, {"a": [{"c": 2, "b": 1}]}),
+        ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"d": 2, "c": 1}}}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({"a": {2: 1, 1: 2}}, {"a": {1: 2, 2: 1}}),
+        ({"a": (1, 2)}, {"a": [1, 2]}),
+        ({"lr": 1}, {"lr": 1.0}),
+        ({"a": {3, 1, 2}}, {"a": {1, 2, 3}}),
+        ({"a": float("nan")}, {"a": float("nan")}),
+        ({"a": None}, {"a": None}),
+    ],
+    ids=str,
+)
+def test_equal_settings_do_not_differ(before: dict[str, Any], now: dict[str, Any]) -> None:
+    assert differences(json.loads(json.dumps(as_json(before))), as_json(now)) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "line"),
+    [
+        ({"a": None}, {}, "a was null and is not set"),
+        ({}, {"a": None}, "a was not set and is null"),
+        ({"a": "1"}, {"a": 1}, 'a was "1" and is 1'),
+        ({"a": [1, 2]}, {"a": [2, 1]}, "a was [1, 2] and is [2, 1]"),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, 'a was {"b": 1} and is {"b": 2}'),
+    ],
+    ids=str,
+)
+def test_other_settings_differ(before: dict[str, Any], now: dict[str, Any], line: str) -> None:
+    assert differences(as_json(before), as_json(now)) == line

@@ -79,6 +79,26 @@ def test_count_of_one_ranks_samples_is_noticed(ranks: int, position: int, is_wro
     assert sampler.counts_one_rank(4) is is_wrong
 
 
+@pytest.mark.parametrize(("samples", "size"), [(64, 24), (64, 64), (100, 256), (256, 120), (700, 256), (1000, 24)])
+@pytest.mark.parametrize(("ranks", "drops_last"), [(2, False), (2, True), (3, True), (8, False)])
+def test_only_counts_of_one_rank_are_noticed(samples: int, size: int, ranks: int, drops_last: bool) -> None:
+    share = -(-samples // ranks)
+    batches = [min(size // ranks, share - start) for start in range(0, share, size // ranks)]
+    batches = [batch for batch in batches if batch == size // ranks or not drops_last]
+    sampler = make_sampler(samples, 0, ranks)
+    sampler.position = sum(batches) * ranks
+    assert not batches or not sampler.counts_one_rank(batches[-1] * ranks)
+    sampler.position = sum(batches)
+    assert len(batches) < 2 or sampler.counts_one_rank(batches[-1])
+
+
+@pytest.mark.parametrize(("samples", "size"), [(64, 64), (700, 256), (255, 128), (300, 256), (512, 256)])
+def test_count_of_global_batches_is_right(samples: int, size: int) -> None:
+    sampler = make_sampler(samples, 0, 2)
+    sampler.position = samples // size * size
+    assert not sampler.counts_one_rank(size)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_global_batch_is_equal_on_all_world_sizes(ranks: int) -> None:
     shares = [list(make_sampler(25, rank, ranks).batches(8)) for rank in range(ranks)]

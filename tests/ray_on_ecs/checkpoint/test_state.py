@@ -1,5 +1,6 @@
 """State of a training: what a checkpoint holds and leaves out, and what a resume refuses in one line."""
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, SequentialLR, StepLR
 
 from ray_on_ecs import Checkpointer, saved_progress
+from ray_on_ecs.checkpoint.background import DivergedError
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from tests.ray_on_ecs.checkpoint.loop import difference
 from tests.training.ranks import Ranks
@@ -451,3 +453,40 @@ def test_trusted_value_whose_class_has_gone_is_one_line(
     monkeypatch.delattr(f"{__name__}.Refusing")
     line = refused(tmp_path, capsys, model=make_model(), state={"own": own}, trust_pickle=True)
     assert re.search(r"a value can't be read: AttributeError: .*Refusing", line)
+
+
+def of_type(dtype: torch.dtype, value: float) -> nn.Linear:
+    """Return a layer whose weights are of a type, as those of a quantized base are."""
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight = nn.Parameter(torch.full((2, 2), value).to(dtype), requires_grad=False)
+    return layer
+
+
+FLOATS = [each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_floating_point]
+COMPLEX = [torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", [*dict.fromkeys(FLOATS), *COMPLEX], ids=str)
+def test_weights_of_each_type_are_saved_if_finite(tmp_path: Path, dtype: torch.dtype) -> None:
+    if "float4" in str(dtype):  # without numbers that are not finite, and without a conversion
+        whole = nn.Linear(2, 2, bias=False)
+        whole.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.uint8).view(dtype), requires_grad=False)
+    else:
+        whole = of_type(dtype, 1.0)
+        with pytest.raises(DivergedError):
+            Checkpointer(tmp_path, model=of_type(dtype, math.nan)).save()
+    saved(tmp_path, whole)
+    assert Checkpointer(tmp_path, model=whole).resume()
+
+
+class Opaque(Tensor):
+    """Weights of a class that can't tell, as some quantized ones."""
+
+    def isfinite(self) -> Any:
+        raise NotImplementedError
+
+
+def test_frozen_weights_left_out_need_not_be_finite(tmp_path: Path) -> None:
+    model = make_model()
+    model[0].weight = nn.Parameter(torch.full((2, 2), math.nan).as_subclass(Opaque), requires_grad=False)
+    saved(tmp_path, model, save_frozen=False)

@@ -172,6 +172,104 @@ def test_repeated_steps_replace_their_records() -> None:
     assert values(log) == [{"step": 10, "loss": 0.5}, {"step": 20, "loss": 0.41}]
 
 
+def steps_of(log: MetricsLog) -> list[int]:
+    return [record["step"] for record in log.records]
+
+
+@pytest.mark.parametrize(
+    ("printed", "recorded"),
+    [
+        ([10, 20, 30] * 3, [10, 20, 30, 40, 50, 60, 70, 80, 90]),
+        ([1, 2, 3] * 2, [1, 2, 3, 4, 5, 6]),
+        ([0, 1, 2] * 2, [0, 1, 2, 3, 4, 5]),
+        ([30, 60, 90, 20, 50, 80, 10], [30, 60, 90, 110, 140, 170, 180]),
+        ([1, 2, 1, 2], [1, 2, 3, 4]),
+        ([30, 30, 30], [30, 30, 30]),
+        ([1, 2, 2, 3], [1, 2, 2, 3]),
+        ([10, 11, 12, 11, 13], [10, 11, 12, 11, 13]),
+        ([0, 0], [0, 0]),
+        ([100, 3, 5], [100, 103, 105]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reports", [False, True], ids=["printed", "reported"])
+def test_steps_of_each_epoch_keep_their_records(printed: list[int], recorded: list[int], reports: bool) -> None:
+    log = MetricsLog(PATTERNS)
+    for number, step in enumerate(printed):
+        if reports:
+            log.take_report({"step": step, "values": {"loss": number}})
+        else:
+            log.read_line(f"step {step} loss: {number}")
+    assert [record["loss"] for record in log.records] == list(range(len(printed)))
+    assert steps_of(log) == recorded
+    assert log.step == printed[-1], "the step of the epoch is shown"
+
+
+def test_steps_that_begin_again_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = MetricsLog(PATTERNS)
+    for step in [10, 20, 30] * 3:
+        log.read_line(f"step {step} loss: 1")
+    log.restart()
+    for step in (10, 20):
+        log.read_line(f"step {step} loss: 1")
+    [line] = caplog.messages
+    assert line.startswith("step 10 follows step 30, ")
+    assert steps_of(log) == [*range(10, 120, 10)], "it is not known in which epoch the later start began"
+
+
+@pytest.mark.parametrize(("again", "recorded"), [(20, [10, 20]), (25, [10, 20, 25]), (1, [1]), (40, [10, 20, 30, 40])])
+def test_later_start_replaces_steps_from_its_first(again: int, recorded: list[int]) -> None:
+    log = MetricsLog({})
+    for step in (10, 20, 30):
+        log.take_report({"step": step, "values": {"loss": 1.0}})
+    log.restart()
+    log.take_report({"step": again, "values": {"loss": 2.0}})
+    assert steps_of(log) == recorded
+
+
+@pytest.mark.parametrize("name", ["step", "time"])
+@pytest.mark.parametrize("value", [1.5, None, -1.0, 0.0])
+def test_metric_of_a_records_own_name_is_left_out(caplog: pytest.LogCaptureFixture, name: str, value: Any) -> None:
+    log = MetricsLog({})
+    for step in (1, 2):
+        log.take_report({"step": step, "values": {name: value, "loss": 0.5}})
+        log.take_report({"step": step, "values": {name: value}})
+    assert values(log) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.5}]
+    assert all(isinstance(record["time"], str) for record in log.records)
+    [line] = caplog.messages
+    assert line.startswith(f"metric {name}: {value} is left out")
+
+
+@pytest.mark.parametrize(
+    ("given", "step"),
+    [
+        *((5, 5), (0, 0), (5.0, 5), (True, 1), (np.int64(5), 5), (np.float32(5), 5), (torch.tensor(5), 5)),
+        *((torch.tensor([5.0]), 5), ("5", 5), (-1, 3), (1.5, 3), (math.nan, 3), (math.inf, 3), (-math.inf, 3)),
+    ],
+    ids=str,
+)
+def test_step_among_metrics_is_their_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: Any, step: int
+) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sdk, "_step", 3)
+    sdk.log(step=given, loss=0.5)
+    log = MetricsLog({})
+    for report in ReportReader(tmp_path).read_new():
+        log.take_report(report)
+    assert values(log) == [{"step": step, "loss": 0.5}]
+    log.take_report({"step": step + 1, "values": {"loss": 0.25}})
+    assert steps_of(log) == [step, step + 1]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "x", "-"])
+def test_printed_step_that_is_no_number_is_left_out(text: str) -> None:
+    log = MetricsLog({**PATTERNS, "step": r"step (\S+)"})
+    for line in ("step 3 loss: 1", f"step {text} loss: 2"):
+        log.read_line(line)
+    assert steps_of(log) == [3, 3]
+
+
 def start(log: MetricsLog, epochs: range, loss: float) -> None:
     """Let a start print an epoch and a loss in turn, without the number of a step."""
     log.restart()
@@ -230,6 +328,37 @@ def test_sdk_reports_reach_the_reader(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with (tmp_path / sdk.REPORTS).open("a") as file:
         file.write('ep": 5}\n')
     assert reader.read_new() == [{"step": 5}]
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        *(
+            b'{"step": 5, "va{"step": 6}',
+            b'{"step": 5, "va',
+            b"",
+            b"\0\0\0",
+            b"\xff\xfe{",
+            b"5",
+            b"null",
+            b"[]",
+            b'"step"',
+        ),
+        *(b"{}", b'{"values": {"loss": 1.0}}', b'{"step": "5"}', b'{"step": 5, "values": [1]}', b"[" * 10_000),
+        *(b'{"step": 1.5}', b'{"step": 5, "total": "all"}', b'{"step": 5}\0'),
+    ],
+    ids=lambda torn: str(torn[:30]),
+)
+def test_torn_report_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, torn: bytes) -> None:
+    reader = ReportReader(tmp_path)
+    for step in (4, 7):
+        with (tmp_path / sdk.REPORTS).open("ab") as file:
+            file.write(torn + b'\n{"step": %d}\n{"st' % step)
+        assert reader.read_new() == [{"step": step}]
+        with (tmp_path / sdk.REPORTS).open("ab") as file:
+            file.write(b'ep": 8}\n')
+        assert reader.read_new() == [{"step": 8}]
+    assert len(caplog.messages) == 1
 
 
 def test_fast_steps_are_reported_at_intervals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

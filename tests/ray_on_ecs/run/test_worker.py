@@ -157,6 +157,18 @@ signal.signal(signal.SIGTERM, save)
 print("begun", file=open("begun", "w"))
 time.sleep(600)
 """,
+    # Has no handler, and saves once its node is reclaimed.
+    "polls.py": """
+import time
+from ray_on_ecs import seconds_left
+
+for step in range(200):
+    if seconds_left() < 1e9:
+        print("saved", file=open("saved", "w"))
+        break
+    open("begun", "w").close()
+    time.sleep(3)  # a step
+""",
     # Ends by itself, and may have asked how long it has.
     "ends_itself.py": """
 import os, time
@@ -295,6 +307,15 @@ def test_deadline_that_is_brought_forward_holds(start: Start) -> None:
     until(lambda: has("seconds"))
     workers.say(end_at=time.time())
     assert workers.until(has_ended=True).status == -signal.SIGKILL
+
+
+def test_script_that_polls_seconds_left_may_save(start: Start) -> None:
+    workers = start(script="polls.py")
+    workers.until_begun("begun")
+    workers.say(action="end", end_at=time.time() + 600, reclaimed=(0,))
+    ended = workers.until(is_stored=True)
+    assert (ended.status, ended.is_cut) == (0, True), "without SIGTERM, and not done"
+    assert in_manifest(workers.storage)["saved"] == "saved\n"
 
 
 @pytest.mark.parametrize("env", [(), ("ASKS=1",)])
