@@ -86,7 +86,9 @@ class Code:
                 raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
         if (size := sum(map(os.path.getsize, self.copies.values()))) > shutil.disk_usage(folder).free:
             where = f"the disk of {folder} has no room"
-            raise StorageError(f"the large files are {size:,} bytes, for which {where}; free some, or --exclude files")
+            raise StorageError(
+                f"the large files are {size:,} bytes, for which {where}; free some space, or --exclude files"
+            )
         for name, original in self.copies.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -156,18 +156,26 @@ def test_end_of_a_run_is_shown(folders: Folders, changed: dict[str, Any], shown:
     assert [(each["run"], end.words(each["end"])) for each in runs] == [("mine", line) for line in shown]
 
 
-@pytest.mark.parametrize("document", [layout.SETTINGS, layout.STATUS, layout.RESULT, layout.FILES])
+@pytest.mark.parametrize(
+    ("document", "readers"),
+    [
+        (layout.SETTINGS, ["open"]),
+        (layout.STATUS, ["open", "logs"]),
+        (layout.RESULT, ["open"]),
+        (layout.FILES, ["fetch"]),
+    ],
+)
 def test_broken_document_is_said_of_the_typed_argument(
-    folders: Folders, capsys: pytest.CaptureFixture[str], document: str
+    folders: Folders, capsys: pytest.CaptureFixture[str], document: str, readers: list[str]
 ) -> None:
     folders.of("healthy").write(document, "{")
-    shown = []
+    shown: dict[str, str] = {}
     for words in (["open", "--no-browser"], ["fetch"], ["logs", "--follow"], ["debug"], ["rm"]):
         main([*words[:1], "--local", *words[1:], "healthy"])
-        lines = [line for line in capsys.readouterr().err.splitlines() if "is broken" in line]
-        assert lines or words[0] not in NAMED[document]
-        shown += lines
+        for line in capsys.readouterr().err.splitlines():
+            if "is broken" in line:
+                shown[words[0]] = line
     start = f"RUN: {document} in {folders.of('healthy').uri} is broken ("
-    assert shown
-    assert all(line.removeprefix("ray-on-ecs: ").startswith(start) for line in shown)
-    assert all(line.endswith("; delete it or give another RUN") for line in shown)
+    assert [*shown] == readers
+    assert all(line.removeprefix("ray-on-ecs: ").startswith(start) for line in shown.values())
+    assert all(line.endswith("; delete it or give another RUN") for line in shown.values())

@@ -63,7 +63,7 @@ def test_script_may_continue_by_a_text_file(dropped: str) -> None:
     restarts.note("training failed", "failure 1")
     why = ", as last.pt had just changed and may be half-written" if dropped else ""
     how = "restarting; whether it continues is up to the script"
-    assert lines == [f"training failed; {how} (kept: only text, logs and settings{why}; failure 1)"]
+    assert lines == [f"training failed; {how} (kept: only text and settings{why}; failure 1)"]
 
 
 def test_each_restart_is_recorded() -> None:

@@ -125,11 +125,18 @@ def diagnosis(nodes: Nodes, needed: int | None = None) -> str:
 )
 def test_an_instance_of_another_type_is_named(instance_type: str | None, is_named: bool) -> None:
     group = GROUP | {"Instances": [{**member("i-1"), "InstanceType": instance_type}, member("i-2")]}
-    line = diagnosis(short_tasks(group=group, gpus=4 if is_named else 1))
+    line = diagnosis(short_tasks(group=group))
     told = f"i-1 is a {instance_type}, and pool default has g5.xlarge now: the head ends it when it is idle"
     assert line == (told if is_named else "")
-    failed = short_tasks(group=group, stopped=[stopped()], gpus=4 if is_named else 1)
-    assert "Essential container" in diagnosis(replace(failed, instances=[instance("i-1")]))
+    assert "Essential container" in diagnosis(short_tasks(group=group, stopped=[stopped()]))
+
+
+def test_a_driver_is_not_blamed_for_the_gpus_of_a_former_type() -> None:
+    members = [{**member("i-1"), "InstanceType": "g5.xlarge"}, {**member("i-2"), "InstanceType": "g5.12xlarge"}]
+    four = {"name": "GPU", "type": "STRINGSET", "stringSetValue": [f"GPU-{number}" for number in range(4)]}
+    instances = [instance("i-1"), instance("i-2", registeredResources=[four])]
+    nodes = short_tasks(group=GROUP | {"Instances": members}, instances=instances, types=["g5.12xlarge"], gpus=4)
+    assert diagnosis(nodes).startswith("i-1 is a g5.xlarge, and pool default has g5.12xlarge now")
 
 
 def test_healthy_nodes_have_no_reason() -> None:

@@ -147,7 +147,7 @@ def test_copies_larger_than_the_disk_are_refused(
 ) -> None:
     code = store(project, local)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=LARGE - 1))
-    with pytest.raises(StorageError, match=r"^the run's large files are 2,000 bytes, for which the disk of \S+ has no"):
+    with pytest.raises(StorageError, match=r"^the large files are 2,000 bytes, for which the disk of \S+ has no"):
         code.place(tmp_path / "node")
     assert not (tmp_path / "node" / "large.pt").exists()
 
