@@ -43,8 +43,8 @@ class MetricsLog:
     """The records of a run, in order: `step`, `time` (UTC) and the metrics by name.
 
     A value of a name that the latest record has begins a new record. A start that resumes logs some steps again: the
-    first one replaces the records of this step and of later ones. Within a start no record is replaced: where a script
-    counts its steps from 0 in each epoch, the numbers of the records go on.
+    first one replaces the records of this step and of later ones, and so does a step back within a start. Where a
+    script counts its steps from 0 in each epoch, nothing is replaced, and the numbers of the records go on.
 
     Args:
         patterns: A regular expression with one group for each metric that is taken from the output.
@@ -212,7 +212,7 @@ class MetricsLog:
             self._records[-1].update(values)
 
     def _number(self, step: int) -> int:
-        """Return the number of a step's record; the first one of a start drops the records that it replaces."""
+        """Return the number of a step's record; a step back, or the first one of a start, drops what it replaces."""
         if self._counted is None and not self._begins_again:
             while self._records and self._records[-1][STEP] >= step:
                 self._records.pop()
@@ -224,6 +224,10 @@ class MetricsLog:
             self._begins_again, self._counted = True, None
             last = self._records[-1][STEP]
             self._offset = max(last, last + 1 - step)
+        else:
+            number = step + self._offset
+            while self._records and self._records[-1][STEP] >= number + self._is_open:
+                self._records.pop()
         self._counted = (self._counted[0] if self._counted else step, step)
         return step + self._offset
 

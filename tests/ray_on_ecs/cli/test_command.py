@@ -415,7 +415,7 @@ def test_storage_path_that_is_a_file_is_one_line(
     (tmp_path / "train.py").touch()
     (tmp_path / "results").touch()
     assert main(["run", "--local", "train.py"])
-    assert "give another folder as --storage-path" in capsys.readouterr().err
+    assert "results is not a folder; give another folder" in capsys.readouterr().err
 
 
 def test_local_inputs_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

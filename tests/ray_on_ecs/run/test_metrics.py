@@ -186,7 +186,6 @@ def steps_of(log: MetricsLog) -> list[int]:
         ([1, 2, 1, 2], [1, 2, 3, 4]),
         ([30, 30, 30], [30, 30, 30]),
         ([1, 2, 2, 3], [1, 2, 2, 3]),
-        ([10, 11, 12, 11, 13], [10, 11, 12, 11, 13]),
         ([0, 0], [0, 0]),
         ([100, 3, 5], [100, 103, 105]),
     ],
@@ -203,6 +202,22 @@ def test_steps_of_each_epoch_keep_their_records(printed: list[int], recorded: li
     assert [record["loss"] for record in log.records] == list(range(len(printed)))
     assert steps_of(log) == recorded
     assert log.step == printed[-1], "the step of the epoch is shown"
+
+
+@pytest.mark.parametrize(
+    ("printed", "kept"),
+    [
+        ([10, 11, 12, 11, 13], [(10, 0), (11, 3), (13, 4)]),
+        ([10, 20, 30, 20], [(10, 0), (20, 3)]),
+        ([1, 2, 3, 1, 2, 3, 2], [(1, 0), (2, 1), (3, 2), (4, 3), (5, 6)]),  # in the second epoch
+    ],
+    ids=str,
+)
+def test_a_step_back_replaces_its_records(printed: list[int], kept: list[tuple[int, int]]) -> None:
+    log = MetricsLog(PATTERNS)
+    for number, step in enumerate(printed):
+        log.read_line(f"step {step} loss: {number}")
+    assert [(record["step"], record["loss"]) for record in log.records] == kept
 
 
 def test_steps_that_begin_again_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
