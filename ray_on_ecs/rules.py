@@ -76,7 +76,7 @@ def check_pairs(flag: str, items: tuple[str, ...]) -> None:
                 f"{flag}: {item!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
             )
         if flag == "--metric" and name == "time":
-            raise UsageError(f"--metric: {item!r} can't be given, as each record has its own time; take another name")
+            raise UsageError(f"--metric: {item!r} can't be given, because every record has a time; take another name")
         if flag == "--env" and re.fullmatch(OF_RUNNER, name):
             raise UsageError(f"--env: {name} can't be given, because the runner sets it for each worker; leave it out")
         if name in names:

@@ -89,7 +89,7 @@ def log(**values: float) -> None:
 
     Args:
         **values: The metrics by name. NaN and infinities are stored as null. `step`, an integer from 0, is the step of
-            these metrics; `time` is left out, as each record has its own.
+            these metrics; `time` is left out, because every record has a time.
 
     Raises:
         ValueError: A value is not a number.

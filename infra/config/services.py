@@ -100,7 +100,7 @@ def _start(scaling: Any, ecs: Any, service: str) -> None:
 
 
 def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:
-    """Delete all services that use these providers, and wait until they are."""
+    """Delete all services that use these providers, and wait until they are deleted."""
     ending: dict[str, str] = {}
     # As many services as DescribeServices takes.
     pages = ecs.get_paginator("list_services").paginate(cluster=cluster, PaginationConfig={"PageSize": 10})

@@ -127,10 +127,9 @@ class TrainingState:
         """
         checks: list[Tensor] = []
         for key, parameter in (each for module in self._modules.items() for each in named_parameters(*module)):
-            is_always = not (parameter.is_floating_point() or parameter.is_complex()) or "float4" in str(
-                parameter.dtype
-            )
-            if is_always or key in self._untouched:
+            has_fractions = parameter.is_floating_point() or parameter.is_complex()
+            # float4 has neither NaN nor infinities.
+            if not has_fractions or "float4" in str(parameter.dtype) or key in self._untouched:
                 continue
             weight = parameter.detach()
             local = weight.to_local() if isinstance(weight, DTensor) else weight

@@ -175,16 +175,17 @@ def _run(
                 note(f"Ctrl-C ends this command alone; {cluster.command(f'stop {name}')} stops the run")
             status = Follower(cluster, jobs, run).follow(job_id)
     # From here on another command may have started the run again.
-    if not detach and fetch is not None:
+    if not detach:
+        if fetch is None:
+            if status in ADMITTED:
+                _say_where(cluster, name)
+            return status
         try:
             note(str(copy_run(cluster, name, Path(fetch))))
         except TrainingError as cause:  # of a run that could not begin, which says itself why
             if not status:
                 raise
             note(str(cause))
-    if not detach:
-        if fetch is None and status in ADMITTED:
-            _say_where(cluster, name)
         return status
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})

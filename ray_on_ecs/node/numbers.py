@@ -216,7 +216,7 @@ def surplus(need: Need, limits: NodeGroup, view: View, memory: Memory) -> int:
     return len(counted(view, memory)) - max(needed(need, limits), view.count, view.least)
 
 
-def of_other_types(limits: NodeGroup, view: View, memory: Memory) -> set[str]:
+def of_former_types(limits: NodeGroup, view: View, memory: Memory) -> set[str]:
     """Return the instances of types that the pool no longer has; its tasks may not fit on them, or share them."""
     types = {"", *limits["types"]}
     return {each.instance_id for each in counted(view, memory) if each.instance_type not in types}
@@ -287,8 +287,8 @@ def _ends(need: Need, limits: NodeGroup, view: View, memory: Memory, now: float)
             ready.append(instance_id)
     # Not one that has come since: the group may launch a type that this head does not know yet.
     known = {each for each in ready if (host := view.hosts.get(each)) and host.registered_at < memory.types_since}
-    if others := of_other_types(limits, view, memory) & known:
-        return [End(instance_id) for instance_id in sorted(others)]
+    if former := of_former_types(limits, view, memory) & known:
+        return [End(instance_id) for instance_id in sorted(former)]
     placed = sum(host.tasks for member in members if (host := view.hosts.get(member.instance_id)))
     if placed < view.count or view.rollout != COMPLETED:
         return []

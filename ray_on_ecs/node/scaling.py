@@ -23,19 +23,7 @@ from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.jobs.record import RUN, THEN_STOP, Job, goes_on, last_jobs
 from ray_on_ecs.node import demand, numbers, ports
 from ray_on_ecs.node.demand import Need
-from ray_on_ecs.node.numbers import (
-    COMPLETED,
-    FAILED,
-    IN_PROGRESS,
-    Call,
-    End,
-    Host,
-    Member,
-    Memory,
-    Redeploy,
-    SetCount,
-    View,
-)
+from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
 from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.pools import Request
 from ray_on_ecs.starting import deployments
@@ -182,7 +170,7 @@ class Scaler:
         memory = self._memory.get(kind, Memory())
         view = view_of(service, group)
         has_surplus = numbers.surplus(need, limits, view, memory) > 0
-        if has_surplus or numbers.of_other_types(limits, view, memory):
+        if has_surplus or numbers.of_former_types(limits, view, memory):
             view = view_of(service, group, read_hosts().get(limits["provider"], {}))
         calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)
         if calls or has_surplus or view.capacity > len(numbers.counted(view, memory)):
@@ -194,7 +182,7 @@ class Scaler:
 
     def _make(self, call: Call, cluster: str, service: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         logger.debug(f"scaling: {service['serviceName']}: {call}")
-        if isinstance(call, SetCount | Redeploy):
+        if isinstance(call, SetCount | numbers.Redeploy):
             change = {"desiredCount": call.number} if isinstance(call, SetCount) else {"forceNewDeployment": True}
             self._connect("ecs").update_service(cluster=cluster, service=service["serviceName"], **change)
         elif isinstance(call, End):

@@ -192,7 +192,7 @@ class MetricsLog:
             self.guess = None
             for name in [name for name in RESERVED if name in values]:
                 if name not in self._left_out:
-                    line = f"metric {name}: {values[name]} is left out, as each record has its own {name}"
+                    line = f"metric {name}: {values[name]} is left out, because every record has a {name}"
                     logger.warning(f"{line}; give the metric another name")
                 self._left_out.add(name)
             values = {name: value for name, value in values.items() if name not in RESERVED}

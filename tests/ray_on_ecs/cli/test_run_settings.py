@@ -170,7 +170,7 @@ def test_torchrun_flags_give_the_number_of_workers(given: list[str], workers: tu
         (["--metric", "loss=(", "x.py"], r"--metric: loss='\(' is not a regular expression"),
         (["--metric", "loss=loss", "x.py"], "or one group in parentheses, for the number; it has none"),
         (["--metric", "a={number} {number}", "x.py"], r"must have one \{number\}; repeat the flag for more"),
-        (["--metric", "time=t {number}", "x.py"], "'time=t {number}' can't be given, as each record has its own time"),
+        (["--metric", "time=t {number}", "x.py"], "'time=t {number}' can't be given, because every record has a time"),
         (["--metric", "1a={number}", "x.py"], "--metric: '1a={number}' is not allowed; it must be NAME=TEXT"),
         (["--epochs", "3", "x.py"], "--epochs"),
     ],
