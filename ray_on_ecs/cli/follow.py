@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import re
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.text import Text
@@ -21,10 +22,13 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.end import cost, end_in, steps
 from ray_on_ecs.tracking.shown_log import Filter
 
+OF_STOP = re.compile("ray-on-ecs: stopped; ")
 # How long to try before giving up.
 LOST_SECONDS = 900.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 PROGRESS_SECONDS = 5.0
+# How long the rest of a log may take, once its job has ended.
+LAST_SECONDS = 5.0
 
 
 class Follower:
@@ -68,6 +72,24 @@ class Follower:
             raise UsageError(f"{cause}; {self._goes_on}") from cause
         storage = self._cluster.storage(self._name)
         return driver_exit_status(self._job, job, storage, lambda: way_on(self._cluster, self._name))
+
+    @contextmanager
+    def beside(self) -> Generator[None]:
+        """Go on with the log of the job until the block, which stops it, ends without an error.
+
+        The driver's last line is left out: a command that stops a run says more of it.
+        """
+        self._filter = Filter(OF_STOP)
+
+        def show_rest() -> None:
+            with suppress(ResourceError):  # the end of the run is of more interest
+                self._jobs.tail(self._job, self._show, self._offset)
+                self._end_line()
+
+        thread = threading.Thread(target=show_rest, name="log", daemon=True)
+        thread.start()
+        yield
+        thread.join(LAST_SECONDS)
 
     @property
     def _goes_on(self) -> str:

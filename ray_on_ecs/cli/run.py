@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
 from ray_on_ecs.run.program.source import syntax_error
+from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage.bucket import NoBucket
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -112,7 +113,7 @@ def _run(
     for name in flags_after_script(config):
         note(f"{name} after {command[0]} goes to the script; before it, it is a flag of this command")
     cluster = chosen(flags)
-    config = cluster.check_pools(config)
+    config = cluster.check_settings(config)
     if config.then_stop and not cluster.starts_workers:
         raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
     if config.max_usd and not cluster.starts_workers:
@@ -149,11 +150,12 @@ def _run(
     if fetch is not None:  # before the run: this package may be updated meanwhile
         from ray_on_ecs.cli.fetch import copy_run
     status, started = 0, list[bool]()  # True in it if this command has started the run
-    with _interruptible(cluster, name, started):
+    followers: list[Follower] = []
+    with _interruptible(cluster, name, started, followers):
         run = dict(zip(RUN, (name, cluster.storage_path), strict=True))  # under another path it is another run
 
         def upload() -> Callable[[], dict[str, str]]:
-            note(f"uploading {config.folder}")
+            note(f"{'copying' if cluster.is_here else 'uploading'} {config.folder}")
             code = archive.store(config, cluster.code_storage(storage), note, is_here=cluster.is_here)
 
             def write() -> dict[str, str]:
@@ -173,7 +175,8 @@ def _run(
         if not detach:
             if cluster.ends_with_command and not started:
                 note(f"Ctrl-C ends this command alone; {cluster.command(f'stop {name}')} stops the run")
-            status = Follower(cluster, jobs, run).follow(job_id)
+            followers.append(Follower(cluster, jobs, run))
+            status = followers[0].follow(job_id)
     # From here on another command may have started the run again.
     if not detach:
         if fetch is None:
@@ -252,8 +255,13 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
 
 
 @contextlib.contextmanager
-def _interruptible(cluster: Cluster, name: str, started: Collection[bool]) -> Generator[None]:
-    """With --local, an interrupt of the block stops the run that this command has started, and another one kills it."""
+def _interruptible(
+    cluster: Cluster, name: str, started: Collection[bool], followers: Sequence[Follower]
+) -> Generator[None]:
+    """With --local, an interrupt of the block stops the run that this command has started, and another one kills it.
+
+    Meanwhile a follower goes on with the log.
+    """
     try:
         yield
     except (KeyboardInterrupt, Interrupted, SystemExit) as end:  # the latter by a signal
@@ -263,8 +271,12 @@ def _interruptible(cluster: Cluster, name: str, started: Collection[bool]) -> Ge
         with contextlib.suppress(Elsewhere):
             jobs = cluster.jobs(note)
             try:
-                note(f"stopping run {name}; press Ctrl-C again to kill it")
-                was_under_way = stop_run(cluster, jobs, name)
+                time_left = f"whose script has {GRACE_SECONDS:.0f} s to save"
+                note(f"stopping run {name}, {time_left}; press Ctrl-C again to kill it")
+                with contextlib.ExitStack() as shown:
+                    for follower in followers:
+                        shown.enter_context(follower.beside())
+                    was_under_way = stop_run(cluster, jobs, name)
             except KeyboardInterrupt as again:
                 for job_id in jobs_of(cluster, jobs, name, "stop"):
                     jobs.kill_job(job_id)

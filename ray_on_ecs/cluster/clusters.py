@@ -21,7 +21,7 @@ from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
-from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster.stack import OR_LOCAL, Stack, find
 from ray_on_ecs.cluster.wake import Waker, workers_of_run
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import POOLS, RunConfig
@@ -90,7 +90,7 @@ class Cluster(ABC):
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
 
-    def check_pools(self, config: RunConfig) -> RunConfig:
+    def check_settings(self, config: RunConfig) -> RunConfig:
         """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError.
 
         Return the settings, without those that the environment gives for a cluster with pools, where there are none.
@@ -331,14 +331,20 @@ class LocalCluster(HeadCluster):
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return MachineJobs(ray=self._ray.variables if self._ray else None, ends_ray=True)
 
-    @contextmanager
-    def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
-        # A Ray program needs Ray, which ends with its driver.
+    def check_settings(self, config: RunConfig) -> RunConfig:
+        # Also their number of workers.
         cpus = os.cpu_count() or 1
         workers = config.workers[0] if config.workers else DEFAULT_WORKERS
         if workers > (most := max(MOST_WORKERS, WORKERS_PER_CPU * cpus)):
             what = f"{workers:,} workers are too many for this machine's {counted(cpus, 'CPU')}"
             raise UsageError(f"--num-workers: {what}; give {most} at most")
+        return super().check_settings(config)
+
+    @contextmanager
+    def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
+        # A Ray program needs Ray, which ends with its driver.
+        cpus = os.cpu_count() or 1
+        workers = config.workers[0] if config.workers else DEFAULT_WORKERS
         if not config.driver:
             if workers > cpus:
                 say(f"{workers} workers share {counted(cpus, 'CPU')}")
@@ -495,8 +501,9 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     try:
         return StackCluster(find(stack, outputs))
     except TrainingError as cause:
-        if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
-            cause.args = (f"{cause}; --local is for the runs of this machine",)
+        if not (stack or outputs) and _has_local_runs():
+            on_cluster = str(cause).removesuffix(OR_LOCAL)
+            cause.args = (f"for the runs of this machine give --local; for a cluster: {on_cluster}",)
         raise
 
 

@@ -17,9 +17,10 @@ PROJECT_FILES = ("Pulumi.yaml", "Pulumi.yml", "Pulumi.json")
 # Long, as Pulumi reads the state from a remote backend.
 PULUMI_SECONDS = 120.0
 PULUMI = "https://www.pulumi.com/docs/install/"
+OR_LOCAL = ", or --local for this machine"
 INSTALL_PULUMI = (
-    "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or export "
-    "RAY_ON_ECS_CLUSTER=s3://BUCKET, or --local to use this machine"
+    "install Pulumi, set RAY_ON_ECS_CLUSTER=s3://BUCKET, or give --outputs FILE with the stack's outputs "
+    f"(pulumi stack output --json > FILE){OR_LOCAL}"
 )
 # The output of a program that makes a RayCluster.
 CONNECTION = "connection"

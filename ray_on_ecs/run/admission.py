@@ -170,7 +170,7 @@ def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = Tru
     """Return the error of a run that was stopped; `is_stored` is True if it has stored a file to continue from."""
     name = str(config.run_name)
     way_on = f"continue with --run-name {name}" if is_stored else nothing_stored_line(name)
-    error = Interrupted(f"interrupted; {way_on}")
+    error = Interrupted(f"stopped; {way_on}")
     error.exit_status = exit_status_of(stop)
     return error
 

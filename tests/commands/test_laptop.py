@@ -187,7 +187,7 @@ def test_detached_run_is_followed_over_an_outage_and_stopped(
     status, out, err = end(follower)
     assert status == 130, err
     way_on = "nothing is stored yet, so the same command with --run-name left starts from the beginning"
-    assert out.endswith(f"ray-on-ecs: interrupted; {way_on}\n")
+    assert out.endswith(f"ray-on-ecs: stopped; {way_on}\n")
     assert state(aws_server, "left") == "interrupted"
     assert head.jobs["left"] == "STOPPED"
     assert end(laptop("stop", "left"))[0] == 2

@@ -43,6 +43,8 @@ def write(name, **document):
 
 def end(number, frame):
     write("status", state="interrupted", job=job, started="2026-11-28T00:00:00+00:00")
+    print("has saved", flush=True)
+    print("ray-on-ecs: stopped; continue with --run-name mine", flush=True)
     sys.exit(130)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if do == "stubborn" else end)
@@ -120,7 +122,7 @@ def test_command_has_the_status_of_its_driver(run: Run, tmp_path: Path, status: 
     found, out, err = run("run", *MINE, str(status))
     assert found == status, out + err
     assert out == "run mine is submitted as job mine\nbegins\n"
-    assert err.startswith(f"uploading {tmp_path}/code\n")
+    assert err.startswith(f"copying {tmp_path}/code\n")
     assert have_ended(drivers(tmp_path))
     heavy = {"ray", "torch", "boto3", "botocore", "grpc", "aiohttp", "pyarrow"}
     assert not heavy & set((tmp_path / "modules").read_text().split())
@@ -165,8 +167,10 @@ def test_ctrl_c_stops_the_run(start: Start, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, out
+    assert "has saved" in out.splitlines(), "the log goes on"
+    assert "ray-on-ecs: stopped" not in out, "without the driver's last line"
     assert err.splitlines()[-2:] == [
-        "stopping run mine; press Ctrl-C again to kill it",
+        "stopping run mine, whose script has 30 s to save; press Ctrl-C again to kill it",
         f"ray-on-ecs: run mine is stopped; {AGAIN}",
     ]
     assert json.loads((tmp_path / "code/results/mine/status.json").read_text())["state"] == "interrupted"

@@ -46,16 +46,15 @@ def test_far_too_many_workers_are_refused(
     local: Local, monkeypatch: pytest.MonkeyPatch, cpus: int, workers: int | str, most: int | None
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
-    cluster, said, done = local
+    cluster, _, done = local
     config = RunConfig(command=("train.py",), num_workers=workers)
     if most is None:
-        with cluster.ready_for(config, said.append):
-            pass
+        assert cluster.check_settings(config) == config
         return
     rule = rf"^--num-workers: [\d,]+ workers are too many for this machine's {cpus} CPUs; give {most} at most$"
-    with pytest.raises(UsageError, match=rule), cluster.ready_for(config, said.append):
-        pass
-    assert (said, done) == ([], [])
+    with pytest.raises(UsageError, match=rule):
+        cluster.check_settings(config)
+    assert not done
 
 
 def test_ray_program_starts_ray_and_ends_it_if_it_is_not_submitted(local: Local) -> None:
@@ -159,4 +158,4 @@ def test_without_a_stack_the_runs_of_this_machine_are_named(
     assert main(words) == 2
     output = capsys.readouterr().err
     assert "Pulumi.yaml not found here" in output
-    assert output.endswith("; --local is for the runs of this machine\n") == has_run
+    assert output.startswith("ray-on-ecs: for the runs of this machine give --local; for a cluster: ") == has_run

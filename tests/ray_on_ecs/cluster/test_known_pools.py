@@ -51,13 +51,13 @@ def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch: pytest
         "bucket": lambda: Remote(HeadState(ray=INFO)),
     }[how]()
     for settings in ({}, {"gpu": "h100"}, {"pool": "h100"}, {"device": "cpu"}):
-        cluster.check_pools(config(**settings))
+        cluster.check_settings(config(**settings))
     for settings, line in {
         ("gpu", "A100"): r"--gpu: 'A100' is not a GPU of this stack; .*it has h100 \(2 x p5.48xlarge",
         ("pool", "a100"): r"--pool: 'a100' is not a pool of this stack; .*it has h100 \(2 x p5.48xlarge",
     }.items():
         with pytest.raises(UsageError, match=line):
-            cluster.check_pools(config(**dict([settings])))
+            cluster.check_settings(config(**dict([settings])))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch: pytest
     ],
 )
 def test_state_of_another_head_refuses_nothing(state: Any) -> None:
-    Remote(state).check_pools(config(gpu="A100"))
+    Remote(state).check_settings(config(gpu="A100"))
 
 
 @pytest.mark.parametrize("name", ["gpu", "pool"])
@@ -82,6 +82,6 @@ def test_pools_of_the_environment_do_not_hold_without_a_stack(
 ) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     monkeypatch.setenv(f"RAY_ON_ECS_{name.upper()}", "H100")
-    assert kind().check_pools(config(**{name: "H100"})) == config()
+    assert kind().check_settings(config(**{name: "H100"})) == config()
     with pytest.raises(UsageError, match=f"--{name}: .* has no pools; leave it out"):
-        kind().check_pools(config(**{name: "A100"}))
+        kind().check_settings(config(**{name: "A100"}))

@@ -128,7 +128,7 @@ def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
     with pytest.raises(Interrupted) as caught, admission.admit(submit(storage, "cut").uri):
         raise KeyboardInterrupt
     again = "the same command with --run-name cut starts from the beginning"
-    assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"
+    assert str(caught.value) == f"stopped; nothing is stored yet, so {again}"
 
 
 @pytest.mark.parametrize(("resubmissions", "is_refused"), [(None, True), ("0", True), ("1", False), ("3", False)])

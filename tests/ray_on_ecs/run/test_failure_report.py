@@ -69,12 +69,15 @@ def test_stacks_of_another_request_are_not_stored(run: tuple[RunConfig, RunStora
     assert (folder.name == request_id) == request_id.startswith("2026")
 
 
-def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
+@pytest.mark.parametrize(("status", "way_on"), [(None, "continue"), (1, "correct it, and continue"), (-9, "continue")])
+def test_error_names_file_and_command_to_continue(
+    run: tuple[RunConfig, RunStorage], status: int | None, way_on: str
+) -> None:
     config, storage = run
-    failure = Failure("ValueError: no", rank=0, log=("its last line",))
+    failure = Failure("ValueError: no", rank=0, status=status, log=("its last line",))
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
     assert str(error) == (
-        f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"
+        f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; {way_on} with --run-name failed"
     )
     document = storage.read_json("error.json")
     assert (document["what"], document["rank"], document["log"]) == ("ValueError: no", 0, ["its last line"])
