@@ -168,9 +168,11 @@ class RunFolder:
         self._base = self._scanner.scan()
         on_disk: dict[str, Path] = {}
         for name, (file, state) in (self._known() or known.read(self._root)).items():
+            path = old_folder / name
             is_wanted = snapshot.files.get(name) == file and file.link is None
-            if is_wanted and state_of(old_folder / name) == state:
-                on_disk[name] = old_folder / name
+            # The last files of a start may be links to the snapshot's, which the next start must not write.
+            if is_wanted and state_of(path) == state and path.lstat().st_nlink == 1:
+                on_disk[name] = path
         left_out = [*snapshot.refused, *restore(self._storage, snapshot.files, self.folder, on_disk)]
         if left_out:
             logger.info(f"not restored, as they can't be files here: {', '.join(map(repr, left_out))}")

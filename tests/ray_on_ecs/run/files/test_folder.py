@@ -520,6 +520,17 @@ def test_single_machine_works_in_place(tmp_path: Path, clock: Clock) -> None:
     assert not (tmp_path / "storage" / "mine" / "versions").exists()
 
 
+@pytest.mark.parametrize("starts", [1, 2, 3])
+def test_last_files_of_a_start_in_place_are_not_written_by_the_next(tmp_path: Path, clock: Clock, starts: int) -> None:
+    first = direct(tmp_path, clock, CODE)
+    for start in range(starts):
+        write(first.folder, {"a": f"{start}", "d/b": f"{start}"})
+        first.end()
+        first.restart()
+    write(first.folder, {"a": "half", "d/b": ""})
+    assert contents(direct(tmp_path, clock, CODE).folder) == {**CODE, "a": f"{starts - 1}", "d/b": f"{starts - 1}"}
+
+
 def test_published_run_in_place_can_continue(tmp_path: Path, clock: Clock) -> None:
     storage = RunStorage.open(str(tmp_path / "storage"), "mine")
     first = direct(tmp_path, clock, CODE)
