@@ -30,7 +30,7 @@ from ray_on_ecs.cli.run_flags import (
     flags_after_script,
     settings_of,
 )
-from ray_on_ecs.cli.screen import note, print_json
+from ray_on_ecs.cli.screen import note, notes, out, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cli.stop import stop_run
 from ray_on_ecs.cli.target import check_folder, check_target
@@ -268,20 +268,23 @@ def _interruptible(
         if not (cluster.ends_with_command and started):
             raise
         was_under_way = False
-        with contextlib.suppress(Elsewhere):
+        for screen in (out, notes):
+            screen.ends_without_reader = False  # Ctrl-C ends what they are piped to, too
+        with contextlib.suppress(Elsewhere), contextlib.ExitStack() as shown:
             jobs = cluster.jobs(note)
             try:
                 time_left = f"whose script has {GRACE_SECONDS:.0f} s to save"
                 note(f"stopping run {name}, {time_left}; press Ctrl-C again to kill it")
-                with contextlib.ExitStack() as shown:
-                    for follower in followers:
-                        shown.enter_context(follower.beside())
-                    was_under_way = stop_run(cluster, jobs, name)
+                for follower in followers:
+                    shown.enter_context(follower.beside())
+                was_under_way = stop_run(cluster, jobs, name)
             except KeyboardInterrupt as again:
                 for job_id in jobs_of(cluster, jobs, name, "stop"):
                     jobs.kill_job(job_id)
                 stop_run(cluster, jobs, name)  # waits for its end, and deletes its secrets
                 raise Interrupted(f"run {name} was killed; {way_on(cluster, name)}") from again
+        if isinstance(end, Interrupted) and not was_under_way:  # of the follower, which has seen it under way
+            raise Interrupted(f"run {name} has ended; {cluster.command('runs')} shows its state") from end
         if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
             raise
         raise Interrupted(f"run {name} is stopped; {way_on(cluster, name)}") from end

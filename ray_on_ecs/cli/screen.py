@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -22,7 +23,13 @@ LOG = Style(meta={"log": True})
 
 
 class Screen(Console):
-    """Console on which no text changes the terminal, whatever a command prints: names and logs may be other users'."""
+    """Console on which no text changes the terminal, whatever a command prints: names and logs may be other users'.
+
+    Attributes:
+        ends_without_reader: The command ends if the program to which its output is piped has ended.
+    """
+
+    ends_without_reader = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
@@ -30,6 +37,14 @@ class Screen(Console):
     def status(self, status: RenderableType, **options: Any) -> Status:
         """Return a status line; a text in it is not markup."""
         return super().status(Text(status) if isinstance(status, str) else status, **options)
+
+    def on_broken_pipe(self) -> None:
+        """See Console, which ends the command; what is printed from here on goes nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+        if self.ends_without_reader:
+            raise SystemExit(1)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(map(_harmless, buffer))

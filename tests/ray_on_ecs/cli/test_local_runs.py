@@ -176,6 +176,22 @@ def test_ctrl_c_stops_the_run(start: Start, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "code/results/mine/status.json").read_text())["state"] == "interrupted"
 
 
+@pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")])
+def test_ctrl_c_that_also_ends_the_program_behind_a_pipe_stops_the_run(
+    start: Start, tmp_path: Path, closed: tuple[str, ...]
+) -> None:
+    process = start("run", *MINE, "wait")
+    read_until(process, "begins")
+    for name in closed:  # as tee, of `2>&1 | tee`, that the same Ctrl-C has ended
+        getattr(process, name).close()
+        setattr(process, name, None)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert have_ended(drivers(tmp_path))
+    assert json.loads((tmp_path / "code/results/mine/status.json").read_text())["state"] == "interrupted"
+
+
 def test_second_ctrl_c_kills_the_run(start: Start, tmp_path: Path) -> None:
     process = start("run", *MINE, "stubborn")
     read_until(process, "begins")
