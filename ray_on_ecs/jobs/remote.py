@@ -137,8 +137,8 @@ class RemoteJobs:
             if job:
                 self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
             elif job is not None and not isinstance(end, UsageError):  # a refused one may be that of another command
-                self._say(f"the request of run {metadata['run_name']} is withdrawn")
                 delete_secrets(metadata, self._secrets_of)
+                self._say(f"the request of run {metadata['run_name']} is withdrawn")
             raise
 
     def awaken(self) -> None:

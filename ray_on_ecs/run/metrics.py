@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import sdk
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.rules import finite
 from ray_on_ecs.run.extent import Extent, Position
 from ray_on_ecs.run.printed import LONGEST, Printed, PrintedNumbers
@@ -257,6 +258,7 @@ class MetricsRecorder:
         self.log = MetricsLog(patterns, read_records(storage))
         self.url: str | None = None
         self._file = RecordFile(storage)
+        self._outage = Outage("the storage of the metrics", seconds=0)
         self._storage = storage
 
     def read_line(self, line: str) -> None:
@@ -277,12 +279,13 @@ class MetricsRecorder:
         """Store new metrics, and merge their parts at the end; an error is printed, and the next call tries again."""
         if self.log.last is None:
             return
-        try:
+
+        def store() -> None:
             self._file.write(self.log)
             if is_last:
                 merge_records(self._storage)
-        except OSError as cause:
-            logger.warning(f"the metrics could not be stored, and will be tried again ({one_line(cause)})")
+
+        self._outage.attempt(store, time.monotonic())
 
 
 class ReportReader:

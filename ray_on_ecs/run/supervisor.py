@@ -8,7 +8,8 @@ When the first pipe closes, because the process at its other end has died howeve
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
 keeps a GPU. This is a separate process, and not a child of the worker, because Ray kills the direct children, and only
 these, of a worker that ends. A process that has left the command's process group, as mpirun's do, is known by a
-variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If this process is killed,
+variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If SIGTERM ends it, as a shell
+script, its children get SIGTERM and the rest of the time: one of them may be what trains. If this process is killed,
 Linux kills the command at once, and the worker, if it lives, kills the rest.
 """
 
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 FORWARDED = (signal.SIGTERM, signal.SIGABRT)
@@ -58,12 +59,21 @@ def main() -> None:
         print(f"{argv[0]}: {cause.strerror}", file=sys.stderr)
         status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
     else:
-        threading.Thread(target=_end_at_eof, args=(command, mark), daemon=True).start()
-        for number in FORWARDED:
-            signal.signal(number, lambda signum, frame: command.send_signal(signum))
-        for signum in pending:
+        children: list[int] = []  # when it got SIGTERM
+
+        def forward(signum: int, frame: object = None) -> None:
+            if signum == signal.SIGTERM:
+                children[:] = _children(command.pid)
             command.send_signal(signum)
+
+        threading.Thread(target=_end_at_eof, args=(forward, mark), daemon=True).start()
+        for number in FORWARDED:
+            signal.signal(number, forward)
+        for signum in pending:
+            forward(signum)
         status = command.wait()
+        if status == -signal.SIGTERM:
+            _terminate(children)
     with suppress(OSError):  # the worker has died
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         os.write(int(status_writer), f"{status} {time.time()} {largest}".encode())
@@ -84,14 +94,35 @@ def _end_with_parent() -> Callable[[], None] | None:
     return call
 
 
-def _end_at_eof(command: subprocess.Popen[bytes], mark: str) -> None:
+def _end_at_eof(forward: Callable[[int], None], mark: str) -> None:
     """End the command when standard input does, at once or by SIGTERM."""
     if os.read(0, 1) != KILL_NOW:
-        deadline = time.monotonic() + GRACE_SECONDS
-        command.send_signal(signal.SIGTERM)
-        while _is_running(command.pid) and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
+        forward(signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)  # this process ends as soon as the command has
     _kill_all(mark)
+
+
+def _terminate(pids: Sequence[int]) -> None:
+    """Send SIGTERM to these processes, and to the children of each that has ended; wait for the end of all."""
+    told: dict[int, list[int]] = {}  # with their children
+    while pids or told:
+        for pid in pids:
+            told[pid] = _children(pid)
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(PAUSE_SECONDS)
+        ended = [pid for pid in told if not _is_running(pid)]
+        pids = [child for pid in ended for child in told.pop(pid)]
+
+
+def _children(pid: int) -> list[int]:
+    """Return the direct children of a process; none if it can't be read."""
+    children = []
+    for other in _processes():
+        with suppress(OSError, IndexError):
+            if int(_read(other, "stat").rpartition(b") ")[2].split()[1]) == pid:
+                children.append(other)
+    return children
 
 
 def _kill_all(mark: str) -> None:

@@ -26,6 +26,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.node import notice
 from ray_on_ecs.node.labels import instance_id
+from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import collectives, gpu_check, inputs, mount_check, nccl_interface, network, packages, tcp_store
 from ray_on_ecs.run.advice import advice
@@ -101,18 +102,22 @@ class Script:
         self.reports = ReportReader(exchange)
         # An earlier recommendation needs no save: the script has just read its last checkpoint.
         self._recommendation = notice.of_instance().recommendation
+        self._outage = Outage("the notice to the script", seconds=0)
 
-    def tell(self, name: str, text: str) -> None:
-        """Write a file that the script reads (`ray_on_ecs.sdk`)."""
+    def tell(self, name: str, text: str) -> bool:
+        """Write a file that the script reads (`ray_on_ecs.sdk`); return False if that fails, as with a full disk."""
         part = self.exchange / f"{name}.new"
-        part.write_text(text)
-        part.rename(self.exchange / name)
+
+        def write() -> None:
+            part.write_text(text)
+            part.rename(self.exchange / name)
+
+        return self._outage.attempt(write, time.monotonic())
 
     def pass_on_recommendation(self) -> None:
         """Tell the script of a new recommendation of EC2 to replace this instance, after which it saves once."""
         recommendation = notice.of_instance().recommendation
-        if recommendation not in ("", self._recommendation):
-            self.tell(sdk.EXTRA_SAVE, recommendation)
+        if recommendation not in ("", self._recommendation) and self.tell(sdk.EXTRA_SAVE, recommendation):
             self._recommendation = recommendation
 
 
@@ -457,8 +462,8 @@ class ScriptWorker:
         directive = self.exchange.directive
         if directive.generation != self.exchange.status.generation or directive.action != "end":
             return without_driver
-        if directive.reclaimed and script.deadline != directive.end_at:
-            script.tell(sdk.DEADLINE, str(directive.end_at))
+        is_new = bool(directive.reclaimed) and script.deadline != directive.end_at
+        if is_new and script.tell(sdk.DEADLINE, str(directive.end_at)):
             script.deadline = directive.end_at
         return directive.end_at
 

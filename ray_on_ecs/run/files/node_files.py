@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ import psutil
 
 from ray_on_ecs.errors import DISK_FULL, counted, one_line
 from ray_on_ecs.names import folders_of
+from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.group import FilesStatus, Peer
@@ -47,6 +49,7 @@ class NodeFiles:
         self._committed: Mapping[int, str] = {}
         self._left_out: tuple[str, ...] = ()
         self._has_warned = False
+        self._outage = Outage("the storage of files", seconds=0)
         exchange.report(files=FilesStatus(part=folder.part_name))
 
     def store(self) -> None:
@@ -59,8 +62,9 @@ class NodeFiles:
             if left_out and left_out != self._left_out:
                 logger.info(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out")
             self._left_out = left_out
+            self._outage.note(None, time.monotonic())
         except Exception as cause:  # the thread continues
-            logger.warning(f"files could not be stored, and will be tried again ({self._why(cause)})")
+            self._outage.note(self._why(cause), time.monotonic())
 
     def _look(self) -> None:
         """Look at the folder, and store a part of it once it is quiet.

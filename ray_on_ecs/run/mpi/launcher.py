@@ -170,8 +170,9 @@ class MpiRun(MpiProcess):
             file = self._exchange / f"{HOST_PREFIX}{node}{agent.STATUS}"
             if not file.exists():
                 part = file.with_suffix(".new")  # an agent may read the file at any moment
-                part.write_text(str(status))
-                part.rename(file)
+                with suppress(OSError):  # of a full disk: the next call tries again
+                    part.write_text(str(status))
+                    part.rename(file)
 
     def wait(self, seconds: float) -> int | None:
         """Return mpirun's exit status once it has ended; 1 if it has lost a daemon, for which Open MPI has 0."""

@@ -7,9 +7,10 @@ thread of the driver: the run's folder, the metrics, the restarts and the ends a
 from __future__ import annotations
 
 import json
-import logging
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.command import RAY_SETTINGS
 from ray_on_ecs.config import JOB_VARIABLE, RunConfig
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
 from ray_on_ecs.run.launcher import Process, Start
 from ray_on_ecs.run.pool_choice import default_workers
@@ -27,8 +28,6 @@ from ray_on_ecs.run.program import worker as program_worker
 from ray_on_ecs.run.program.resources import ProgramWatch
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
-
-logger = logging.getLogger(__name__)
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.program.reports.TrainReporter", "ray_on_ecs.run.program.reports.TuneReporter")
@@ -40,6 +39,10 @@ OF_RAY_TRAIN = {
     # A spot interruption notice leaves only a minute or two.
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
 }
+
+
+# Until a storage that has failed is tried again.
+AGAIN_SECONDS = 2.0
 
 
 class ProgramLauncher:
@@ -57,6 +60,8 @@ class ProgramLauncher:
         self._watch = watch
         self._hang_timeout: float | None = None
         self._trials = ""
+        self._next_store = 0.0
+        self._outage = Outage("the storage of the trials", seconds=0)
 
     def process(self, start: Start, options: ProcessOptions) -> Process:
         """See Launcher."""
@@ -105,15 +110,17 @@ class ProgramLauncher:
         """
         if self._hang_timeout is None or self._watch.waits_since is not None:
             process.heard()
-        try:
+        if time.monotonic() < self._next_store:
+            return
+        trials = self._trials
+        with suppress(OSError):  # there are none yet
             trials = (exchange / layout.TRIALS).read_text()
-            if trials != self._trials:
-                self._storage.write(layout.TRIALS, trials)
-                self._trials = trials
-        except FileNotFoundError:
-            pass
-        except OSError as cause:
-            logger.warning(f"the trials could not be stored, and will be tried again ({one_line(cause)})")
+        if trials == self._trials:
+            return
+        if self._outage.attempt(lambda: self._storage.write(layout.TRIALS, trials), time.monotonic()):
+            self._trials = trials
+        else:
+            self._next_store = time.monotonic() + AGAIN_SECONDS
 
 
 def stack_gpus(config: RunConfig) -> dict[str, str]:

@@ -45,7 +45,7 @@ def numbers_of(metrics: Mapping[str, Any] | None, folder: str = "") -> dict[str,
         if isinstance(value, Mapping):
             found |= numbers_of(value, f"{name}/")
             continue
-        with suppress(OverflowError, RuntimeError):  # of an integer that is too large, and of a tensor without data
+        with suppress(Exception):  # of an integer that is too large, or another library's tensor
             if getattr(value, "shape", None) in ((), (1,)):  # of NumPy and PyTorch
                 value = value.item()
             if isinstance(value, Real) and name not in RESERVED:
@@ -147,14 +147,22 @@ class TuneReporter(Callback):
         if self._folder is None:
             return
         path = Path(self._folder, layout.TRIALS)
-        table = json.loads(path.read_text()) if path.exists() else {}  # of an earlier sweep of the program
-        for trial in trials:
-            shown = _of_trial(trial.last_result)
-            table[trial.trial_id] = {"status": trial.status, "config": trial.config, "metrics": shown}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(table, indent=2, default=str))
-        part.replace(path)
+        with suppress(Exception):  # of a full disk, or a strange configuration: it would end the program
+            table = json.loads(path.read_text()) if path.exists() else {}  # of an earlier sweep of the program
+            for trial in trials:
+                shown = _of_trial(trial.last_result)
+                table[trial.trial_id] = {"status": trial.status, "config": _named(trial.config), "metrics": shown}
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(table, indent=2, default=str))
+            part.replace(path)
 
 
 def _of_trial(result: dict[str, Any] | None) -> dict[str, float | None]:
     return numbers_of({name: value for name, value in (result or {}).items() if name not in OF_TUNE})
+
+
+def _named(value: Any) -> Any:
+    """Return a configuration in which all keys are text, as JSON needs it."""
+    if isinstance(value, Mapping):
+        return {str(key): _named(inner) for key, inner in value.items()}
+    return [_named(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -195,6 +196,48 @@ def test_script_of_a_killed_worker_may_save(tmp_path: Path) -> None:
     assert not wait_for_end(tmp_path / "lock", 0)
     assert wait_for_end(tmp_path / "lock", LIMIT_SECONDS)
     assert (tmp_path / "saved").exists()
+
+
+LAUNCHER = f"{sys.executable} -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))'"
+# Programs that SIGTERM ends at once, with what trains below them.
+WRAPPERS = {
+    "shell": "{python} -c {script}; echo next",
+    "background": "{python} -c {script} & wait",
+    "launcher": f"exec {LAUNCHER} {{python}} -c {{script}}",
+    "launcher in a shell": f"{LAUNCHER} {{python}} -c {{script}}; echo next",
+    "shell in a shell": "bash -c {inner}; echo next",
+    "group": "set -m; {python} -c {script} & wait",
+    "session": "setsid {python} -c {script}; echo next",
+    "time limit": "timeout 600 {python} -c {script}; echo next",
+    "pipe": "{python} -c {script} | cat; echo next",
+    "function": "train() {{ {python} -c {script}; echo next; }}; train",
+}
+
+
+@pytest.mark.parametrize("form", WRAPPERS)
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_script_behind_a_shell_or_a_launcher_may_save(tmp_path: Path, lines: list[str], form: str, end: str) -> None:
+    script = shlex.quote(GENTLE)
+    inner = shlex.quote(f"{sys.executable} -c {script}; echo next")
+    command = WRAPPERS[form].format(python=sys.executable, script=script, inner=inner)
+    options = ProcessOptions({**os.environ, "PYTHONUNBUFFERED": "1"}, tmp_path, lines.append)
+    with ScriptProcess(["bash", "-c", command], options) as process:
+        until(lambda: "ready\n" in lines)
+        getattr(process, end)()
+        assert process.wait(LIMIT_SECONDS) == (-signal.SIGTERM if end == "terminate" else -signal.SIGKILL)
+    assert (tmp_path / "saved").exists() == (end == "terminate")
+    assert "next\n" not in lines
+
+
+def test_children_that_ignore_sigterm_are_killed(start: Start, lines: list[str]) -> None:
+    child = f"subprocess.Popen([sys.executable, '-u', '-c', {STUBBORN.format(alone='')!r}])"
+    process = start(f"import subprocess, sys, time\n{child}\ntime.sleep(600)")
+    until(lambda: lines)
+    process.terminate()
+    assert process.wait(1.0) is None, "it has the rest of the time"
+    process.kill()
+    assert process.wait(LIMIT_SECONDS) == -signal.SIGTERM
+    until(lambda: has_ended(int(lines[0])))
 
 
 # Ignores SIGTERM.

@@ -51,6 +51,19 @@ while True:
     os.rename("left.new", "left")
     time.sleep(0.05)
 """,
+    # Deletes what is below TMPDIR, and saves at SIGTERM.
+    "empties.py": """
+import os, shutil, signal, sys, time
+
+def save(number, frame):
+    print("saved", file=open("saved", "w"))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+shutil.rmtree(os.environ["RAY_ON_ECS_SDK_DIR"])
+print("begun", file=open("begun", "w"))
+time.sleep(600)
+""",
     # Writes a file, and another one at SIGTERM.
     "train.py": """
 import os, signal, sys, time
@@ -368,6 +381,25 @@ def test_recommendation_after_the_start_is_passed_on(tmp_path: Path, monkeypatch
     for _ in range(2):
         script.pass_on_recommendation()
         assert told.read_text() == "after"
+
+
+def test_script_without_a_place_for_the_notice_gets_sigterm(start: Start) -> None:
+    workers = start(script="empties.py")
+    workers.until_begun("begun")
+    workers.say(action="end", end_at=time.time() + 600, reclaimed=(0,))
+    assert workers.until(is_stored=True).status == 0
+    assert in_manifest(workers.storage)["saved"] == "saved\n"
+
+
+def test_notice_that_could_not_be_written_is_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exchange = tmp_path / "gone"
+    script = Script(cast(Any, None), exchange)
+    for _ in range(3):
+        assert not script.tell(sdk.DEADLINE, "1")
+    assert capsys.readouterr().out.count("the notice to the script has failed") == 1
+    exchange.mkdir()
+    assert script.tell(sdk.DEADLINE, "1")
+    assert (exchange / sdk.DEADLINE).read_text() == "1"
 
 
 def test_script_without_a_handler_ends_between_two_writes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -470,7 +470,7 @@ def test_unavailable_storage_is_reported_at_the_end(
         first.wait(QUIET_SECONDS)
         first.files[0].store()
     assert first.exchanges[0].status.not_stored is None
-    assert "files could not be stored, and will be tried again" in capsys.readouterr().out
+    assert "the storage of files has failed" in capsys.readouterr().out
     with pytest.raises(Fault):  # of `not_stored`
         first.end()
 

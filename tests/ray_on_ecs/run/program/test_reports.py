@@ -166,6 +166,46 @@ def test_tune_trials_are_records_and_a_table(tmp_path: Path) -> None:
     assert [*table] == ["a", "b", "c"]
 
 
+class Odd:
+    """A value of another library, such as a scalar tensor without `item`."""
+
+    shape = ()
+
+    def __str__(self) -> str:
+        return "odd"
+
+
+@pytest.mark.parametrize(
+    ("config", "stored"),
+    [
+        ({"weights": {(0, 1): 0.5}}, {"weights": {"(0, 1)": 0.5}}),
+        ({"weights": {np.int64(0): 0.5}}, {"weights": {"0": 0.5}}),
+        ({1: {2.5: {None: {True: 1}}}}, {"1": {"2.5": {"None": {"True": 1}}}}),
+        ({"layers": [{(1,): 2}, ({(3,): 4},)]}, {"layers": [{"(1,)": 2}, [{"(3,)": 4}]]}),
+        ({frozenset(): {1}}, {"frozenset()": "{1}"}),
+        ({"lr": np.float32(0.5), "odd": Odd()}, {"lr": "0.5", "odd": "odd"}),
+        (None, None),
+        ([1], [1]),
+    ],
+)
+def test_any_configuration_of_a_trial_is_in_the_table(tmp_path: Path, config: Any, stored: Any) -> None:
+    trial = SimpleNamespace(trial_id="a", status="TERMINATED", config=config, last_result={"odd": Odd(), "loss": 1})
+    program_reports.TuneReporter().on_trial_complete(0, [trial], trial)
+    table = json.loads((tmp_path / "trials.json").read_text())
+    assert table == {"a": {"status": "TERMINATED", "config": stored, "metrics": {"loss": 1.0}}}
+
+
+def test_table_that_cannot_be_written_does_not_end_the_sweep(tmp_path: Path) -> None:
+    config: dict[str, Any] = {}
+    config["itself"] = config
+    trial = SimpleNamespace(trial_id="a", status="TERMINATED", config=config, last_result={})
+    program_reports.TuneReporter().on_trial_complete(0, [trial], trial)
+    (tmp_path / "trials.part").mkdir()
+    trial.config = {}
+    program_reports.TuneReporter().on_trial_complete(0, [trial], trial)
+    assert not (tmp_path / "trials.json").exists()
+
+
 def test_sweep_and_later_trainer_add_records(tmp_path: Path) -> None:
     before = [{"step": number, "time": "", "loss": number} for number in (1, 2)]  # of a killed program
     sweep = program_reports.TuneReporter()
