@@ -8,9 +8,9 @@ When the first pipe closes, because the process at its other end has died howeve
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
 keeps a GPU. This is a separate process, and not a child of the worker, because Ray kills the direct children, and only
 these, of a worker that ends. A process that has left the command's process group, as mpirun's do, is known by a
-variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If SIGTERM ends it, as a shell
-script, its children get SIGTERM and the rest of the time: one of them may be what trains. If this process is killed,
-Linux kills the command at once, and the worker, if it lives, kills the rest.
+variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If SIGTERM ends a shell script,
+the programs that it has started and that handle SIGTERM get it, too, with the rest of the time, and the exit status is
+theirs. If this process is killed, Linux kills the command at once, and the worker, if it lives, kills the rest.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 # How long a command has after SIGTERM, as under torchrun.
 GRACE_SECONDS = 30.0
 KILL_NOW = b"k"
-# Of prctl(2): the signal for a process whose parent has died.
-PR_SET_PDEATHSIG = 1
+# Of prctl(2): the signal for a process whose parent has died; and for the parent that such a process then gets.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SHELLS = ("ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh")
 
 
 def main() -> None:
@@ -59,11 +60,12 @@ def main() -> None:
         print(f"{argv[0]}: {cause.strerror}", file=sys.stderr)
         status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
     else:
-        children: list[int] = []  # when it got SIGTERM
+        started: list[int] = []  # by a shell, until it got SIGTERM
 
         def forward(signum: int, frame: object = None) -> None:
-            if signum == signal.SIGTERM:
-                children[:] = _children(command.pid)
+            if signum == signal.SIGTERM and is_shell(command.pid):
+                started[:] = _started_by(command.pid)
+                ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # for their exit statuses
             command.send_signal(signum)
 
         threading.Thread(target=_end_at_eof, args=(forward, mark), daemon=True).start()
@@ -73,11 +75,19 @@ def main() -> None:
             forward(signum)
         status = command.wait()
         if status == -signal.SIGTERM:
-            _terminate(children)
+            status = _terminate(started)
     with suppress(OSError):  # the worker has died
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         os.write(int(status_writer), f"{status} {time.time()} {largest}".encode())
     _kill_all(mark)
+
+
+def is_shell(pid: int) -> bool:
+    """Return whether a process is a shell, such as that of a shell script; False outside Linux."""
+    try:
+        return os.path.basename(os.readlink(f"{PROC}/{pid}/exe")) in SHELLS
+    except OSError:
+        return False
 
 
 def _end_with_parent() -> Callable[[], None] | None:
@@ -102,27 +112,41 @@ def _end_at_eof(forward: Callable[[int], None], mark: str) -> None:
     _kill_all(mark)
 
 
-def _terminate(pids: Sequence[int]) -> None:
-    """Send SIGTERM to these processes, and to the children of each that has ended; wait for the end of all."""
-    told: dict[int, list[int]] = {}  # with their children
-    while pids or told:
-        for pid in pids:
-            told[pid] = _children(pid)
-            with suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
-        time.sleep(PAUSE_SECONDS)
-        ended = [pid for pid in told if not _is_running(pid)]
-        pids = [child for pid in ended for child in told.pop(pid)]
-
-
-def _children(pid: int) -> list[int]:
-    """Return the direct children of a process; none if it can't be read."""
-    children = []
-    for other in _processes():
+def _started_by(shell: int) -> list[int]:
+    """Return the processes that a shell has started, and those that shells among them have."""
+    started = []
+    for pid in _processes():
         with suppress(OSError, IndexError):
-            if int(_read(other, "stat").rpartition(b") ")[2].split()[1]) == pid:
-                children.append(other)
-    return children
+            if int(_read(pid, "stat").rpartition(b") ")[2].split()[1]) == shell:
+                started += [pid, *(_started_by(pid) if is_shell(pid) else ())]
+    return started
+
+
+def _terminate(started: Sequence[int]) -> int:
+    """Send SIGTERM to processes that a shell had started, and wait for those that handle it.
+
+    Return the first exit status of these that is not 0; -SIGTERM if none handles it. Shells get it first, as they would
+    go on with their next command. A program without a handler, such as tee, is killed last: others write to it.
+    """
+    handling = [pid for pid in started if _handles_sigterm(pid)]
+    for pid in [*filter(is_shell, started), *handling]:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    statuses = []
+    for pid in handling:
+        while _is_running(pid):
+            time.sleep(PAUSE_SECONDS)
+        with suppress(ChildProcessError):
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return next(filter(None, statuses), 0) if statuses else -signal.SIGTERM
+
+
+def _handles_sigterm(pid: int) -> bool:
+    try:
+        caught = next(line for line in _read(pid, "status").splitlines() if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _kill_all(mark: str) -> None:

@@ -198,25 +198,25 @@ def test_script_of_a_killed_worker_may_save(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
-LAUNCHER = f"{sys.executable} -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))'"
-# Programs that SIGTERM ends at once, with what trains below them.
+# Commands of a shell, which SIGTERM ends at once, with what trains below it.
 WRAPPERS = {
     "shell": "{python} -c {script}; echo next",
     "background": "{python} -c {script} & wait",
-    "launcher": f"exec {LAUNCHER} {{python}} -c {{script}}",
-    "launcher in a shell": f"{LAUNCHER} {{python}} -c {{script}}; echo next",
     "shell in a shell": "bash -c {inner}; echo next",
     "group": "set -m; {python} -c {script} & wait",
     "session": "setsid {python} -c {script}; echo next",
     "time limit": "timeout 600 {python} -c {script}; echo next",
-    "pipe": "{python} -c {script} | cat; echo next",
+    "pipe": "{python} -c {script} 2>&1 | tee log; echo next",
+    "subshell": "(cd .; {python} -c {script}; echo next); echo next",
+    "loop": "for i in 1 2; do {python} -c {script}; echo next; done",
+    "sh": "sh -c {inner}",
     "function": "train() {{ {python} -c {script}; echo next; }}; train",
 }
 
 
 @pytest.mark.parametrize("form", WRAPPERS)
 @pytest.mark.parametrize("end", ["terminate", "kill"])
-def test_script_behind_a_shell_or_a_launcher_may_save(tmp_path: Path, lines: list[str], form: str, end: str) -> None:
+def test_script_behind_a_shell_may_save(tmp_path: Path, lines: list[str], form: str, end: str) -> None:
     script = shlex.quote(GENTLE)
     inner = shlex.quote(f"{sys.executable} -c {script}; echo next")
     command = WRAPPERS[form].format(python=sys.executable, script=script, inner=inner)
@@ -224,19 +224,21 @@ def test_script_behind_a_shell_or_a_launcher_may_save(tmp_path: Path, lines: lis
     with ScriptProcess(["bash", "-c", command], options) as process:
         until(lambda: "ready\n" in lines)
         getattr(process, end)()
-        assert process.wait(LIMIT_SECONDS) == (-signal.SIGTERM if end == "terminate" else -signal.SIGKILL)
+        assert process.wait(LIMIT_SECONDS) == (0 if end == "terminate" else -signal.SIGKILL)
     assert (tmp_path / "saved").exists() == (end == "terminate")
     assert "next\n" not in lines
 
 
-def test_children_that_ignore_sigterm_are_killed(start: Start, lines: list[str]) -> None:
-    child = f"subprocess.Popen([sys.executable, '-u', '-c', {STUBBORN.format(alone='')!r}])"
-    process = start(f"import subprocess, sys, time\n{child}\ntime.sleep(600)")
-    until(lambda: lines)
-    process.terminate()
-    assert process.wait(1.0) is None, "it has the rest of the time"
-    process.kill()
-    assert process.wait(LIMIT_SECONDS) == -signal.SIGTERM
+@pytest.mark.parametrize("shell", [[], ["bash", "-c"]], ids=["of a script", "of a shell"])
+def test_children_that_ignore_sigterm_are_killed(tmp_path: Path, lines: list[str], shell: list[str]) -> None:
+    child = f"{sys.executable} -c {shlex.quote(STUBBORN.format(alone=''))}; echo next"
+    script = [sys.executable, "-c", f"import subprocess; subprocess.call({child!r}, shell=True)"]
+    with ScriptProcess(
+        [*shell, child] if shell else script, ProcessOptions(os.environ, tmp_path, lines.append)
+    ) as each:
+        until(lambda: lines)
+        each.terminate()
+        assert each.wait(LIMIT_SECONDS) == -signal.SIGTERM
     until(lambda: has_ended(int(lines[0])))
 
 

@@ -101,6 +101,10 @@ print(*names, os.environ["NPROC_PER_NODE"], file=open("node" + os.environ["NODE_
 exec torchrun --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node $NPROC_PER_NODE \\
   --master-addr $MASTER_ADDR --master-port $MASTER_PORT of_each_rank.py
 """,
+    "wrapped.sh": """#!/bin/bash
+python $1
+echo next > next
+""",
     # Serves what PyTorch does not know at the port that PyTorch would use.
     "own_server.py": """
 import os, socket
@@ -212,7 +216,7 @@ class Workers:
         self.storage = RunStorage.open(str(folder / "storage"), "mine")
         self.storage.write_json(layout.SETTINGS, {})
         given: dict[str, Any] = {"storage_path": str(folder / "storage"), "run_name": "mine", "num_workers": count}
-        config = RunConfig(command=(script,), resume_args="--resume 'a b'", **given | flags)
+        config = RunConfig(command=tuple(script.split()), resume_args="--resume 'a b'", **given | flags)
         settings = Settings(
             config=config,
             storage=self.storage,
@@ -415,6 +419,25 @@ def test_script_without_a_handler_ends_between_two_writes(start: Start, monkeypa
     assert workers.until(is_stored=True).status == -signal.SIGTERM
     models = dict.fromkeys(("model0.pt", "model1.pt"), "half\nwhole\n")
     assert in_manifest(workers.storage) == {"train.log": "begun\nbegun\n", **models}
+
+
+@pytest.mark.parametrize("reclaimed", [(), (0,)], ids=["restart", "notice"])
+def test_script_behind_a_shell_may_save(start: Start, reclaimed: tuple[int, ...]) -> None:
+    workers = start(script="./wrapped.sh train.py", no_python=True)
+    workers.until_begun("begun")
+    workers.say(action="end", end_at=time.time() + 60, reclaimed=reclaimed)
+    assert workers.until(is_stored=True).status == 0
+    assert in_manifest(workers.storage) == {"begun": "0-0\n", "saved": "saved\n"}
+
+
+def test_script_without_a_handler_behind_a_shell_keeps_its_last_files(start: Start) -> None:
+    workers = start(script="./wrapped.sh often.py", no_python=True)
+    workers.until_begun("mine.pt", "child.pt")
+    workers.say(action="end", end_at=2e9)
+    status = workers.until(is_stored=True)
+    assert (status.status, status.rested_at) == (-signal.SIGTERM, math.inf)
+    stored = in_manifest(workers.storage)
+    assert all(stored[name].endswith("\nwhole\n") for name in ("mine.pt", "child.pt"))
 
 
 def test_script_that_saves_often_keeps_its_last_files(start: Start) -> None:
