@@ -19,9 +19,9 @@ from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node import api
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.pools import instances_for, kind_of_node, selector
-from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.allocation import (
     Resources,
     WorkerAllocation,
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # a node needs minutes to join
 PLACED_SECONDS = 2.0  # another run may have taken the room
 CONNECT_SECONDS = 5.0  # the head is in the same network
+BUSY_SECONDS = 30.0  # a GCS may answer late, for instance just after its head has restarted
 # Ray ends a driver, which then prints nothing, when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
@@ -310,19 +311,14 @@ def placement_groups(jobs: Collection[str] | None = None) -> dict[str, Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a Ray cluster at `host:port` answers, and accepts this process: Ray itself would try for ever.
-
-    Raises:
-        ResourceError: Nothing listens there, or not a Ray cluster.
-        UsageError: The cluster wants another token, or any.
-    """
+    """Raise ResourceError unless a Ray cluster at `host:port` answers: Ray itself would try for ever."""
     try:
         _connect_to(address)
+        api.check_gcs(address, BUSY_SECONDS)
     except (OSError, UnicodeError) as cause:  # the latter of a name that can't be a host's
-        raise ResourceError(
-            f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or train on this machine by {LOCAL}"
-        ) from cause
-    cluster_token.check(address)
+        reason = getattr(cause, "reason", cause)
+        line = f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({reason})"
+        raise ResourceError(f"{line}; correct it, or train on this machine by {LOCAL}") from cause
 
 
 def _connect_to(address: str) -> None:
