@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from typing import Any, Self
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.contract import DEFAULT_POOL
-from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.errors import counted, one_line
 from ray_on_ecs.pools import gpus_of, kinds_by_pool
 from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run.local_gpus import count_gpus
@@ -40,8 +39,6 @@ POLL_SECONDS = 2.0  # a run waits for minutes or hours
 TIMEOUT_SECONDS = 10  # a head that is busy is asked again
 # Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
-# The command that starts Ray for a run on this machine.
-LOCAL = "ray-on-ecs run --local"
 
 
 @dataclass(frozen=True)
@@ -218,24 +215,6 @@ class Place:
         self._file.flush()
 
 
-def head_address() -> str:
-    """Return the address of the head in `RAY_ADDRESS`, which Ray sets for its jobs: `host:port`.
-
-    Without it, or by Ray's words `auto` and `local`, Ray would join any cluster on this machine, or start one.
-
-    Raises:
-        ResourceError: It is not set.
-        UsageError: It is not such an address.
-    """
-    address = os.environ.get("RAY_ADDRESS", "")
-    if not address:
-        raise ResourceError(f"RAY_ADDRESS: is not set, so there is no Ray cluster to join; use {LOCAL}")
-    host, _, port = address.rpartition(":")
-    if not re.fullmatch(r"[^\s/@]+", host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
-        raise UsageError(f"RAY_ADDRESS: {address!r} is not the HOST:PORT of a Ray head; correct it, or use {LOCAL}")
-    return address
-
-
 def is_without_ray() -> bool:
     """Return whether this is the driver of `run --local`, which needs Ray for a Ray program alone."""
     return LOCAL_VARIABLE in os.environ and not os.environ.get("RAY_ADDRESS")
@@ -247,7 +226,7 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[Pl
 
     When it waits, `waits_behind` is called with the run before it, and again whenever that is another one.
     """
-    address = "" if is_without_ray() else head_address()
+    address = os.environ.get("RAY_ADDRESS", "")
     folder = temporary() / "queue" / hashlib.sha256(address.encode()).hexdigest()[:16]  # this user's, of this head
     with Place(ticket, folder) as place:
         behind: Ticket | None = None

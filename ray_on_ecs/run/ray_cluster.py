@@ -32,7 +32,6 @@ from ray_on_ecs.run.allocation import (
 )
 from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.pool_choice import PoolChoice
-from ray_on_ecs.run.queue import LOCAL, head_address
 from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, join_times, print_by
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -66,10 +65,10 @@ def connect() -> None:
     """Join the cluster of `RAY_ADDRESS`.
 
     Raises:
-        ResourceError: It doesn't answer, or see `head_address`.
-        UsageError: It wants another token than `RAY_AUTH_TOKEN`, or any, or see `head_address`.
+        ResourceError: It doesn't answer.
+        UsageError: It wants another token than `RAY_AUTH_TOKEN`, or any.
     """
-    address = head_address()
+    address = os.environ["RAY_ADDRESS"]
     _check_reachable(address)
     print_by(forwarded.print)
     try:
@@ -89,7 +88,7 @@ def connect() -> None:
 @contextmanager
 def ending_without_head(config: RunConfig) -> Generator[None]:
     """End this process with a line once the head is lost; until Ray ends it, the main thread waits in calls of Ray."""
-    address = head_address()
+    address = os.environ["RAY_ADDRESS"]
     silence = Silence()
 
     def look() -> None:
@@ -315,10 +314,10 @@ def _check_reachable(address: str) -> None:
     try:
         _connect_to(address)
         api.check_gcs(address, BUSY_SECONDS)
-    except (OSError, UnicodeError) as cause:  # the latter of a name that can't be a host's
+    except (OSError, ValueError) as cause:  # the latter of text that can't be an address
         reason = getattr(cause, "reason", cause)
         line = f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({reason})"
-        raise ResourceError(f"{line}; correct it, or train on this machine by {LOCAL}") from cause
+        raise ResourceError(f"{line}; correct it, or train on this machine by ray-on-ecs run --local") from cause
 
 
 def _connect_to(address: str) -> None:

@@ -242,10 +242,7 @@ def test_earlier_document_of_another_form_is_refused(storage: RunStorage, conten
         (["/nowhere/mine"], "there is not a run at /nowhere/mine; ray-on-ecs run starts one"),
     ],
 )
-def test_wrong_address_is_one_line(
-    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+def test_wrong_address_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
-from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import queue
 from ray_on_ecs.run.queue import Place, Ticket, find_room
 from tests.waiting import until
@@ -260,44 +259,3 @@ def test_only_a_local_script_is_without_ray(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert queue.is_without_ray() == is_without
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:6379", "head.internal:6379", "[::1]:6379", "::1:65535", "a_b:1"])
-def test_head_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert queue.head_address() == address
-
-
-@pytest.mark.parametrize("address", [None, ""])
-def test_missing_head_names_the_local_command(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address or "")
-    if address is None:
-        monkeypatch.delenv("RAY_ADDRESS")
-    with pytest.raises(ResourceError, match=r"RAY_ADDRESS: is not set, .*; use ray-on-ecs run --local"):
-        queue.head_address()
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        *(
-            "auto",
-            "local",
-            "head",
-            ":6379",
-            "head:",
-            "head:port",
-            "head:0",
-            "head:65536",
-            "head:999999",
-            "head:-1",
-            " ",
-        ),
-        *("head:6379/", "ray://head:10001", "http://head:8265", "he ad:6379", "head: 6379", "me@head:6379"),
-        "head:\u0666379",
-    ],
-)
-def test_address_that_is_not_a_head_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UsageError, match=r"is not the HOST:PORT of a Ray head; correct it, or use ray-on-ecs run"):
-        queue.head_address()

@@ -34,9 +34,11 @@ def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch
         ray_cluster.connect()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "a..b", "[::1]", "x" * 300])
-def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", f"{host}:9")
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:9", "no-such-host.invalid:9", "a..b:9", "[::1]:9", f"{'x' * 300}:9", "auto"]
+)
+def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ResourceError, match=r"RAY_ADDRESS: no Ray cluster answers at .* by ray-on-ecs run --local"):
         ray_cluster.connect()
 
