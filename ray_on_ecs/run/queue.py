@@ -21,9 +21,9 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
@@ -51,7 +51,7 @@ class Ticket:
         since: When it was submitted (Unix time).
         device: `auto`, `cpu` or `cuda`.
         workers: The most workers that it takes; None for all that the cluster has, 0 for a Ray program.
-        pools: The pools that it may use, in order of preference. A ticket of an earlier version does not have them.
+        pools: The pools that it may use, in order of preference.
         pool: The pool in which it has begun; empty while it waits.
         storage_path: The folder of its folder.
     """
@@ -61,7 +61,7 @@ class Ticket:
     since: float
     device: str
     workers: int | None
-    pools: tuple[str, ...] = (DEFAULT_POOL,)
+    pools: Sequence[str] = (DEFAULT_POOL,)
     pool: str = ""
     storage_path: str = ""
 
@@ -73,15 +73,8 @@ class Ticket:
         path, names = config.storage_path.rstrip("/"), tuple(pools) or (DEFAULT_POOL,)
         return cls(str(config.run_name), owner, since, config.device, workers, names, storage_path=path)
 
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> Ticket:
-        """Return the ticket of a document, which another version may have written; any error if it is broken."""
-        known = {spec.name for spec in fields(cls)}
-        ticket = cls(**{name: value for name, value in content.items() if name in known})
-        return replace(ticket, pools=tuple(map(str, ticket.pools)))
-
     @property
-    def lines(self) -> tuple[str, ...]:
+    def lines(self) -> Sequence[str]:
         """The pools whose lines it is in."""
         if not self.pool:
             return self.pools
@@ -169,9 +162,7 @@ class Place:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink(missing_ok=True)
                 except BlockingIOError:  # its driver lives
-                    ticket = Ticket.read(json.load(file))
-                    has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
-                    tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
+                    tickets.append(Ticket(**json.load(file)))
         return tickets
 
     def begin_if_free(self, gpus: Mapping[str, int] | None) -> Ticket | None:

@@ -1,7 +1,5 @@
 """Runs start in the order of their submission while the cluster has room, and a dead driver leaves the queue."""
 
-import fcntl
-import json
 import signal
 import subprocess
 import sys
@@ -160,22 +158,6 @@ def test_run_does_not_move_before_an_earlier_one_that_waits(tmp_path: Path) -> N
         own.__exit__()
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"pools": ["default"], "pool": "default"}, {"pools": ["default"], "pool": "default", "new": 1}]
-)
-def test_tickets_of_other_versions_are_read(tmp_path: Path, more: dict[str, Any]) -> None:
-    path = tmp_path / "begun-0000000000.500-1.ticket"
-    written = {"run_name": "old", "owner": "ada", "since": 0.5, "device": "auto", "workers": 4, **more}
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(written, file)
-        file.flush()
-        with Place(ticket("own", 1), tmp_path) as own:
-            [old] = own.tickets_before()
-            assert (old.run_name, old.lines) == ("old", ("default",))
-            assert own.begin_if_free({"default": 4}) == old
-
-
 def test_runs_wait_in_the_order_of_submission(tmp_path: Path) -> None:
     with ExitStack() as held:
         places = {
@@ -192,7 +174,8 @@ def test_earlier_run_does_not_overtake_a_running_one(tmp_path: Path) -> None:
     with later:
         assert later.begin_if_free({"default": 4}) is None
         with earlier:
-            assert earlier.begin_if_free({"default": 4}) == replace(ticket("later", 4, since=20.0), pool="default")
+            begun = replace(ticket("later", 4, since=20.0), pools=["default"], pool="default")
+            assert earlier.begin_if_free({"default": 4}) == begun
             assert earlier.begin_if_free({"default": 8}) is None
             assert [each.run_name for each in later.tickets_before()] == ["earlier"]
 
