@@ -10,17 +10,10 @@ from typing import Any
 
 from ray import JobID
 from ray._private import worker
-from ray._private.state import available_resources_per_node, state
+from ray._private.state import available_resources_per_node as available_resources_per_node
+from ray._private.state import state
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
-
-__all__ = [
-    "RAY_ERRORS",
-    "available_resources_per_node",
-    "draining_nodes",
-    "join_times",
-    "print_by",
-]
 
 # Errors of Ray's calls while the head does not answer, or once it is lost.
 RAY_ERRORS = (RayError, OSError, RuntimeError, ValueError)
