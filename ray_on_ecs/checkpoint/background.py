@@ -52,7 +52,7 @@ def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, inde
     """Copy the state; all ranks call it, rank 0 with the index; DivergedError if a weight is not finite."""
     if state.left_out:  # of a sharded parameter, the part of one rank may have changed, and that of another not
         state.include(key for keys in ranks.broadcast(ranks.gather(state.touched())) for key in keys)
-        manifest["left_out"] = state.left_out
+    manifest["left_out"] = state.left_out
     planner = StagingPlanner()
     planner.set_up_planner(state.collect(), is_coordinator=ranks.rank == 0)
     gathered = ranks.gather((planner.create_local_plan(), state.is_finite()))

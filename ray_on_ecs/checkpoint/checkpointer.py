@@ -300,6 +300,7 @@ class Checkpointer:
             "metrics": metrics if epoch_end == self.step else {},
             "world_size": self.world_size,
             "config": self._config,
+            "left_out": 0,  # take_copy counts them
             "files": {},
         }
         self._save.start(take_copy(self._state, manifest, self._ranks, self._index))

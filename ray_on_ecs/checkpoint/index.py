@@ -20,9 +20,7 @@ from ray_on_ecs.storage.layout import MANIFEST, step_order
 from ray_on_ecs.storage.run_storage import RunStorage
 
 PREFIX = "step-"
-# A checkpoint of another format is refused and stays. Only a change that this code can't read needs another number: a
-# key that older checkpoints lack belongs into a TypedDict with total=False, as a manifest without a required key counts
-# as broken, and its checkpoint is deleted.
+# A checkpoint of another format is refused and stays; one whose manifest lacks a key is deleted.
 FORMAT = 1
 CHUNK_BYTES = 16 * 2**20  # of a read
 
@@ -36,8 +34,8 @@ class FileRecord(TypedDict):
     sha256: str
 
 
-class _Required(TypedDict):
-    """Keys of all manifests."""
+class Manifest(TypedDict):
+    """Manifest of a checkpoint."""
 
     format: int  # version of the folder's format
     step: int  # completed optimizer steps
@@ -45,13 +43,8 @@ class _Required(TypedDict):
     metrics: dict[str, float]  # those of an epoch that ends with this step; else empty
     world_size: int  # the number of ranks that saved it
     config: dict[str, Any]  # the settings of the training
-    files: dict[str, FileRecord]  # by name
-
-
-class Manifest(_Required, total=False):
-    """Manifest of a checkpoint."""
-
     left_out: int  # the number of frozen parameters that it lacks
+    files: dict[str, FileRecord]  # by name
 
 
 class Progress(NamedTuple):
@@ -102,8 +95,8 @@ class CheckpointIndex:
 
         One that lacks weights of the newest, which have been trained since, could not be loaded.
         """
-        least = self.newest[1].get("left_out", 0) if self.newest else 0
-        complete = [name for name, each in self._complete.items() if each.get("left_out", 0) <= least]
+        least = self.newest[1]["left_out"] if self.newest else 0
+        complete = [name for name, each in self._complete.items() if each["left_out"] <= least]
         in_order = sorted(complete, key=step_order)
         scores = {name: self._score(self._complete[name]["metrics"]) for name in in_order}
         name = max(in_order, key=lambda name: scores[name], default=None)
@@ -133,7 +126,7 @@ class CheckpointIndex:
         self._storage.write_json(f"{name}/{MANIFEST}", manifest)
         self._incomplete.discard(name)
         before, self._complete[name] = self.best, manifest
-        if before and before[1].get("left_out", 0) > manifest.get("left_out", 0):
+        if before and before[1]["left_out"] > manifest["left_out"]:
             line = "parameters that it lacks, as save_frozen is False, have changed"
             self._say(f"{before[0]} is no longer the best checkpoint: {line}; the best is chosen from {name} on")
         self._prune()

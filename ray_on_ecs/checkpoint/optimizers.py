@@ -84,9 +84,9 @@ def load(
             entries.setdefault(name, {})[key] = tensor
     numbers = {name: number for number, name in enumerate(chain(*group_names(prefix, optimizer, names)))}
     groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]]
-    state = {numbers[name]: entry for name, entry in entries.items()} | saved.get("others", {})
+    state = {numbers[name]: entry for name, entry in entries.items()} | saved["others"]
     castable = {number: _castable(entry) for number, entry in state.items()}
-    optimizer.load_state_dict({"state": castable, "param_groups": groups, **saved.get("more", {})})
+    optimizer.load_state_dict({"state": castable, "param_groups": groups, **saved["more"]})
     own = parameters(optimizer)
     for number, entry in state.items():
         key = own[number] if _is_number(number, len(own)) else number

@@ -202,7 +202,7 @@ class TrainingState:
         self.leave_out_frozen(saved)
         self._check_values(values, is_same_world_size)  # before anything is changed
         for prefix, module in self._modules.items():
-            resize(prefix, module, saved, values.get("changed", ()))
+            resize(prefix, module, saved, values["changed"])
         tensors = self.targets(saved, () if self._saves_frozen else values["left_out"])
         dcp.load(tensors, reader)
         self.apply(tensors, values)
@@ -336,8 +336,8 @@ class TrainingState:
             if line := optimizers.difference(prefix, saved_groups, own_groups):
                 raise ValueError(line)
         for prefix, value in self._others.items():
-            class_name, before = type(value).__name__, saved.get("classes", {}).get(prefix)
-            if before not in (None, class_name):
+            class_name, before = type(value).__name__, saved["classes"][prefix]
+            if before != class_name:
                 raise ValueError(f"{prefix} was of class {before}, and is of class {class_name} now")
         if is_same_world_size:
             return

@@ -60,12 +60,10 @@ def admit(uri: str) -> Generator[Admission]:
     """Wait for a run's turn, and hold its lock, its place in the queue and its secrets until the block ends.
 
     Raises:
-        ResourceError: There is not a Ray cluster to join.
+        ResourceError: The stack's pools can't be read.
         UsageError: The run's document can't be used, the run has finished, or --max-usd lacks a price.
         StorageError, LimitReached, Interrupted: See `hold`.
     """
-    if not queue.is_without_ray():
-        queue.head_address()  # raises, before anything is stored
     document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
     try:
         info = read_pools(document.config)

@@ -76,17 +76,13 @@ class RunDocument:
             check_format(content, name)
             given = {"storage_path": path, **content["settings"], "run_name": name}
             settings = {**defaults_in(environment, given), **given}
-            config, code = RunConfig.of(settings), Code.of(content["code"])
-            if not config.command or not isinstance(config.command, tuple) or not isinstance(content["id"], str):
-                raise ValueError("it has no command, or no ID")
+            run_id, config, code = content["id"], RunConfig.of(settings), Code(**content["code"])
         except (AttributeError, LookupError, TypeError, UsageError, ValueError) as cause:
             problem = f"{uri}/{layout.SETTINGS} can't be used ({one_line(cause)})"
             raise UsageError(f"{problem}; start the run again") from cause
         if config.storage_path.rstrip("/") != path:  # a folder that the nodes share, which the command can't write
             storage = RunStorage.open(config.storage_path, name)
-        return cls(
-            id=content["id"], config=config, code=code, storage=storage, uri=f"{path}/{name}", content=_given(content)
-        )
+        return cls(id=run_id, config=config, code=code, storage=storage, uri=f"{path}/{name}", content=_given(content))
 
     def note(self, **found: Mapping[str, Any]) -> None:
         """Write what the driver has found, by the keys of `OF_DRIVER`; what the storage refuses is left out.

@@ -6,6 +6,7 @@ The driver (run/driver.py) tells the same story in each. Only a run on one machi
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping
@@ -23,7 +24,7 @@ from ray_on_ecs.run.group import Group
 from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
 from ray_on_ecs.run.pool_choice import PoolChoice
-from ray_on_ecs.run.queue import POLL_SECONDS, head_address, is_without_ray
+from ray_on_ecs.run.queue import POLL_SECONDS, is_without_ray
 from ray_on_ecs.run.receipt import InstanceNetwork
 from ray_on_ecs.run.thread_group import ThreadGroup
 from ray_on_ecs.run.worker import Settings
@@ -119,7 +120,7 @@ class RayCluster(Home):
         self._seconds = max(config.worker_timeout, MIN_START_SECONDS)
         self._record = admitted.record
         self.is_one_node = ray_cluster.is_one_node()
-        self.cluster = head_address()
+        self.cluster = os.environ["RAY_ADDRESS"]
         self.launcher = launcher_of(config)
 
     def new_group(self, settings: Settings) -> Group:
@@ -194,7 +195,7 @@ class RayProgram(Home):
 
         self.allocation = None
         self.is_one_node = ray_cluster.is_one_node()
-        self.cluster = head_address()
+        self.cluster = os.environ["RAY_ADDRESS"]
         self._resources = resources
         self._seconds = max(document.config.worker_timeout, MIN_WAIT_SECONDS)
         self._watch = resources.ProgramWatch(note_waiting)

@@ -128,9 +128,10 @@ class Launcher(Protocol):
 
     def look(self, process: Process, exchange: Path) -> None:
         """Look after what only this launcher's programs have; called again and again, and once after the end."""
+        return
 
 
-class TorchrunLauncher:
+class TorchrunLauncher(Launcher):
     """Starts a process for each rank, as torchrun does."""
 
     def variables(self, start: Start) -> dict[str, str]:
@@ -141,9 +142,6 @@ class TorchrunLauncher:
     def process(self, start: Start, options: ProcessOptions) -> Process:
         """See Launcher."""
         return ScriptProcess(start.config.argv(start.environment.python, options.variables), options)
-
-    def look(self, process: Process, exchange: Path) -> None:
-        """See Launcher."""
 
 
 class PerNodeLauncher(TorchrunLauncher):

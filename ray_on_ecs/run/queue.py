@@ -18,18 +18,17 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.contract import DEFAULT_POOL
-from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.errors import counted, one_line
 from ray_on_ecs.pools import gpus_of, kinds_by_pool
 from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run.local_gpus import count_gpus
@@ -40,8 +39,6 @@ POLL_SECONDS = 2.0  # a run waits for minutes or hours
 TIMEOUT_SECONDS = 10  # a head that is busy is asked again
 # Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
-# The command that starts Ray for a run on this machine.
-LOCAL = "ray-on-ecs run --local"
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Ticket:
         since: When it was submitted (Unix time).
         device: `auto`, `cpu` or `cuda`.
         workers: The most workers that it takes; None for all that the cluster has, 0 for a Ray program.
-        pools: The pools that it may use, in order of preference. A ticket of an earlier version does not have them.
+        pools: The pools that it may use, in order of preference.
         pool: The pool in which it has begun; empty while it waits.
         storage_path: The folder of its folder.
     """
@@ -64,7 +61,7 @@ class Ticket:
     since: float
     device: str
     workers: int | None
-    pools: tuple[str, ...] = (DEFAULT_POOL,)
+    pools: Sequence[str] = (DEFAULT_POOL,)
     pool: str = ""
     storage_path: str = ""
 
@@ -76,15 +73,8 @@ class Ticket:
         path, names = config.storage_path.rstrip("/"), tuple(pools) or (DEFAULT_POOL,)
         return cls(str(config.run_name), owner, since, config.device, workers, names, storage_path=path)
 
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> Ticket:
-        """Return the ticket of a document, which another version may have written; any error if it is broken."""
-        known = {spec.name for spec in fields(cls)}
-        ticket = cls(**{name: value for name, value in content.items() if name in known})
-        return replace(ticket, pools=tuple(map(str, ticket.pools)))
-
     @property
-    def lines(self) -> tuple[str, ...]:
+    def lines(self) -> Sequence[str]:
         """The pools whose lines it is in."""
         if not self.pool:
             return self.pools
@@ -172,9 +162,7 @@ class Place:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink(missing_ok=True)
                 except BlockingIOError:  # its driver lives
-                    ticket = Ticket.read(json.load(file))
-                    has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
-                    tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
+                    tickets.append(Ticket(**json.load(file)))
         return tickets
 
     def begin_if_free(self, gpus: Mapping[str, int] | None) -> Ticket | None:
@@ -218,24 +206,6 @@ class Place:
         self._file.flush()
 
 
-def head_address() -> str:
-    """Return the address of the head in `RAY_ADDRESS`, which Ray sets for its jobs: `host:port`.
-
-    Without it, or by Ray's words `auto` and `local`, Ray would join any cluster on this machine, or start one.
-
-    Raises:
-        ResourceError: It is not set.
-        UsageError: It is not such an address.
-    """
-    address = os.environ.get("RAY_ADDRESS", "")
-    if not address:
-        raise ResourceError(f"RAY_ADDRESS: is not set, so there is no Ray cluster to join; use {LOCAL}")
-    host, _, port = address.rpartition(":")
-    if not re.fullmatch(r"[^\s/@]+", host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
-        raise UsageError(f"RAY_ADDRESS: {address!r} is not the HOST:PORT of a Ray head; correct it, or use {LOCAL}")
-    return address
-
-
 def is_without_ray() -> bool:
     """Return whether this is the driver of `run --local`, which needs Ray for a Ray program alone."""
     return LOCAL_VARIABLE in os.environ and not os.environ.get("RAY_ADDRESS")
@@ -247,7 +217,7 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[Pl
 
     When it waits, `waits_behind` is called with the run before it, and again whenever that is another one.
     """
-    address = "" if is_without_ray() else head_address()
+    address = os.environ.get("RAY_ADDRESS", "")
     folder = temporary() / "queue" / hashlib.sha256(address.encode()).hexdigest()[:16]  # this user's, of this head
     with Place(ticket, folder) as place:
         behind: Ticket | None = None

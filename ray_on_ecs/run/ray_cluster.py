@@ -19,9 +19,9 @@ from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node import api
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.pools import instances_for, kind_of_node, selector
-from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.allocation import (
     Resources,
     WorkerAllocation,
@@ -32,7 +32,6 @@ from ray_on_ecs.run.allocation import (
 )
 from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.pool_choice import PoolChoice
-from ray_on_ecs.run.queue import LOCAL, head_address
 from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, join_times, print_by
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -44,6 +43,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # a node needs minutes to join
 PLACED_SECONDS = 2.0  # another run may have taken the room
 CONNECT_SECONDS = 5.0  # the head is in the same network
+BUSY_SECONDS = 30.0  # a GCS may answer late, for instance just after its head has restarted
 # Ray ends a driver, which then prints nothing, when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
@@ -65,10 +65,10 @@ def connect() -> None:
     """Join the cluster of `RAY_ADDRESS`.
 
     Raises:
-        ResourceError: It doesn't answer, or see `head_address`.
-        UsageError: It wants another token than `RAY_AUTH_TOKEN`, or any, or see `head_address`.
+        ResourceError: It doesn't answer.
+        UsageError: It wants another token than `RAY_AUTH_TOKEN`, or any.
     """
-    address = head_address()
+    address = os.environ["RAY_ADDRESS"]
     _check_reachable(address)
     print_by(forwarded.print)
     try:
@@ -88,7 +88,7 @@ def connect() -> None:
 @contextmanager
 def ending_without_head(config: RunConfig) -> Generator[None]:
     """End this process with a line once the head is lost; until Ray ends it, the main thread waits in calls of Ray."""
-    address = head_address()
+    address = os.environ["RAY_ADDRESS"]
     silence = Silence()
 
     def look() -> None:
@@ -310,19 +310,14 @@ def placement_groups(jobs: Collection[str] | None = None) -> dict[str, Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a Ray cluster at `host:port` answers, and accepts this process: Ray itself would try for ever.
-
-    Raises:
-        ResourceError: Nothing listens there, or not a Ray cluster.
-        UsageError: The cluster wants another token, or any.
-    """
+    """Raise ResourceError unless a Ray cluster at `host:port` answers: Ray itself would try for ever."""
     try:
         _connect_to(address)
-    except (OSError, UnicodeError) as cause:  # the latter of a name that can't be a host's
-        raise ResourceError(
-            f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or train on this machine by {LOCAL}"
-        ) from cause
-    cluster_token.check(address)
+        api.check_gcs(address, BUSY_SECONDS)
+    except (OSError, ValueError) as cause:  # the latter of text that can't be an address
+        reason = getattr(cause, "reason", cause)
+        line = f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({reason})"
+        raise ResourceError(f"{line}; correct it, or train on this machine by ray-on-ecs run --local") from cause
 
 
 def _connect_to(address: str) -> None:

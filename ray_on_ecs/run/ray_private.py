@@ -10,20 +10,10 @@ from typing import Any
 
 from ray import JobID
 from ray._private import worker
-from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR, _enable_token_auth
-from ray._private.state import available_resources_per_node, state
+from ray._private.state import available_resources_per_node as available_resources_per_node
+from ray._private.state import state
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
-
-__all__ = [
-    "AUTH_MODE_ENV_VAR",
-    "RAY_ERRORS",
-    "available_resources_per_node",
-    "draining_nodes",
-    "enable_token_authentication",
-    "join_times",
-    "print_by",
-]
 
 # Errors of Ray's calls while the head does not answer, or once it is lost.
 RAY_ERRORS = (RayError, OSError, RuntimeError, ValueError)
@@ -70,8 +60,3 @@ def jobs_of(pids: Container[int]) -> set[str]:
 def actors_of(job: str) -> list[dict[str, Any]]:
     """Return Ray's table of the actors of a job."""
     return list(state.actor_table(None, JobID.from_hex(job)).values())
-
-
-def enable_token_authentication() -> None:
-    """Let this process send its token, though RAY_AUTH_MODE is not set."""
-    _enable_token_auth()

@@ -6,11 +6,8 @@ reaches other packages that pip builds by them. SETUPTOOLS_SCM_PRETEND_VERSION w
 
 from __future__ import annotations
 
-import configparser
 import re
-import tomllib
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from ray_on_ecs.names import is_inside
@@ -21,7 +18,9 @@ TOOLS = re.compile(
     r"|setuptools[-_]git[-_]versioning|versioneer|dunamai|source\s*=\s*[\"']scm"
 )
 VARIABLES = ("POETRY_DYNAMIC_VERSIONING_BYPASS", "UV_DYNAMIC_VERSIONING_BYPASS", "PDM_BUILD_SCM_VERSION")
-PROJECTS = ("pyproject.toml", "setup.cfg", "setup.py")
+PROJECTS = ("setup.cfg", "pyproject.toml", "setup.py")
+# pbr reads only a PKG-INFO with the project's name.
+NAME = re.compile(r"^name\s*[=:]\s*[\"']?([^\s\"']+)", re.MULTILINE)
 PKG_INFO = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
@@ -40,19 +39,7 @@ def use(version: str, folder: Path, requirements: Iterable[str]) -> dict[str, st
             continue
         variables = dict.fromkeys(VARIABLES, version)
         if not (project / "PKG-INFO").exists():
-            (project / "PKG-INFO").write_text(PKG_INFO.format(name=_name(project), version=version))
+            found = NAME.search("\n".join(texts))
+            own = found[1] if found else project.resolve().name
+            (project / "PKG-INFO").write_text(PKG_INFO.format(name=own, version=version))
     return variables
-
-
-def _name(project: Path) -> str:
-    """Return the name of a project, by default that of its folder."""
-    with suppress(OSError, ValueError):
-        tables = tomllib.loads((project / "pyproject.toml").read_text())
-        for table in (tables.get("project"), tables.get("tool", {}).get("poetry")):
-            if table and "name" in table:
-                return str(table["name"])
-    setup = configparser.ConfigParser(interpolation=None)
-    with suppress(configparser.Error, OSError, ValueError):
-        setup.read(project / "setup.cfg", encoding="utf-8")
-        return setup.get("metadata", "name", fallback=project.resolve().name)
-    return project.resolve().name

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from types import MappingProxyType
 
 import psutil
 
@@ -73,14 +72,12 @@ class Head:
 
 
 @contextmanager
-def started(
-    environment: Mapping[str, str], storage: Path, token: Mapping[str, str] = MappingProxyType(TOKEN)
-) -> Generator[Head]:
+def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
     """A head on free ports, with the variables of this environment."""
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     own = {
-        **token,
+        **TOKEN,
         "RAY_TMPDIR": temporary,
         "TMPDIR": temporary,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",

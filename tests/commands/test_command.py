@@ -98,5 +98,5 @@ def test_missing_bucket_is_one_line_and_status_2(train: Train, aws_variables: di
 def test_unreachable_cluster_is_one_line(train: Train, tmp_path: Path) -> None:
     run = train("--storage-path", str(tmp_path), *TINY, RAY_ADDRESS="127.0.0.1:9")
     assert run.returncode == 3, run.stderr
-    assert run.stderr.startswith("ray-on-ecs: RAY_ADDRESS: nothing listens at '127.0.0.1:9'"), run.stderr
+    assert run.stderr.startswith("ray-on-ecs: RAY_ADDRESS: no Ray cluster answers at '127.0.0.1:9'"), run.stderr
     assert run.stderr.count("\n") == 1, "Ray would retry forever"

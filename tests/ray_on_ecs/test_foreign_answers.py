@@ -25,10 +25,8 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.errors import NodeError, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.node import api, dashboard, head, health, ports, protection, ray_status, worker
-from tests.lazy import Lazy
 from tests.serving import serving
 
-cluster_token = Lazy("ray_on_ecs.run.cluster_token")
 JSON = "Content-Type: application/json\r\n"
 
 
@@ -140,15 +138,10 @@ def server() -> Iterator[Foreign]:
 @pytest.fixture
 def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Foreign:
     """The program at the ports and addresses of a Ray head."""
-    for module, name in (
-        (protection, "TIMEOUT_SECONDS"),
-        (dashboard, "ANSWER_SECONDS"),
-        (cluster_token, "ANSWER_SECONDS"),
-    ):
+    for module, name in ((protection, "TIMEOUT_SECONDS"), (dashboard, "ANSWER_SECONDS")):
         monkeypatch.setattr(module, name, 0.2)
     monkeypatch.setattr(api.ask, "__defaults__", (0.2, None))
     monkeypatch.setattr(api.check_gcs, "__defaults__", (0.2, None))
-    monkeypatch.setattr(cluster_token, "BUSY_SECONDS", 0.0)
     port = server.server_address[1]
     monkeypatch.setattr(ports, "DASHBOARD", port)
     monkeypatch.setattr(ports, "AGENT", port)
@@ -192,7 +185,6 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "a stop": (lambda url: Head(url).stop_job("mine"), (TrainingError,)),
     "a log": (lambda url: Head(url).log("mine"), (TrainingError,)),
     "a GCS": (lambda url: api.check_gcs(url[7:]), (OSError,)),
-    "a cluster's token": (lambda url: cluster_token.check(url[7:]), (TrainingError,)),
 }
 
 

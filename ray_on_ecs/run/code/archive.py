@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
@@ -56,21 +56,6 @@ class Code:
     left_out: Sequence[str] = ()
     git: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Code:
-        """Return the code of a run's document; TypeError or ValueError if a field is missing or of another form."""
-        code = cls(**document)
-        mappings = (code.copies, code.links, code.git)
-        if not (all(isinstance(each, dict) for each in mappings) and isinstance(code.left_out, list)):
-            raise TypeError(f"its code is {document!r}")
-        values = [text for each in mappings for text in each.values()]
-        texts = (code.name, code.archive, code.version, *code.left_out, *values)
-        names = (code.name, *code.copies, *code.links)
-        are_fit = all(isinstance(text, str) for text in texts) and not any(map(fault_of, names))
-        if not are_fit or "/" in code.name or not code.archive.endswith(SUFFIX):
-            raise ValueError(f"its code is {document!r}")
-        return code
 
     def place(self, folder: Path) -> None:
         """Write the code into a new folder.

@@ -32,7 +32,7 @@ from ray_on_ecs.run.crashes import CRASHES
 from ray_on_ecs.run.environment import AGENT_STORE
 from ray_on_ecs.run.group import Directive, Peer
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.launcher import Process, Start
+from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.mpi import agent
 from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
 from ray_on_ecs.run.stacks import ProcessStacks
@@ -57,8 +57,8 @@ OF_EVERY_RANK = (
 )
 
 
-class MpiLauncher:
-    """Starts mpirun on rank 0's worker, and its daemon on the first worker of each other node; see Launcher."""
+class MpiLauncher(Launcher):
+    """Starts mpirun on rank 0's worker, and its daemon on the first worker of each other node."""
 
     def variables(self, start: Start) -> dict[str, str]:
         """See Launcher."""
@@ -73,9 +73,6 @@ class MpiLauncher:
         python = start.environment.python
         argv = start.config.argv(python, options.variables, runner(python))
         return MpiRun(argv, options, start.peers, start.exchange / "mpi")
-
-    def look(self, process: Process, exchange: Path) -> None:
-        """See Launcher."""
 
 
 class MpiProcess(ScriptProcess):

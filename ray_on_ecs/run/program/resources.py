@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +20,6 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.node import resource_state
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.pools import GPU_RESOURCE, Request, kind_of_node, kind_of_request
-from ray_on_ecs.run.queue import head_address
 from ray_on_ecs.run.ray_cluster import (
     alive_nodes,
     describe_nodes,
@@ -103,7 +103,7 @@ def hardware(pid: int) -> dict[str, Any] | None:
 def requests(pid: int) -> list[Request]:
     """Return what the program's placement groups wait for, by bundles; nothing if Ray does not answer."""
     try:
-        jobs, gangs = tuple(_jobs(pid)), resource_state.read_gangs(head_address())
+        jobs, gangs = tuple(_jobs(pid)), resource_state.read_gangs(os.environ["RAY_ADDRESS"])
     except Exception as cause:  # any of Ray's errors
         logger.debug(f"what the program waits for is not known ({one_line(cause)})")
         return []

@@ -88,7 +88,7 @@ def _code_folder(needs: Mapping[str, Any]) -> Path:
     folder = Path(needs["folder"])
     if folder.is_dir():
         return folder
-    code = Code.of(needs["code"])
+    code = Code(**needs["code"])
     key = f"{os.environ['RUN_URI']} {code.archive}"
     return node_cache.cached("code", key, lambda place: code.place(place / code.name)) / code.name
 
@@ -97,7 +97,7 @@ def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, s
     """Install the packages that the run has resolved, unless this node has them, and put them first."""
     base, _, name = os.environ["RUN_URI"].rpartition("/")
     resolution = Resolution(**RunStorage.open(base, name).read_json(layout.PACKAGES))
-    code = Code.of(needs["code"])
+    code = Code(**needs["code"])
     requirements = Requirements(folder, needs["requirements"], code.archive, needs["variables"], values, code.version)
     python = Path(requirements.install(resolution))
     before = list(sys.path)

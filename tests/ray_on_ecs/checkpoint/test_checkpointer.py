@@ -287,18 +287,6 @@ def test_checkpoint_of_another_format_is_refused_and_kept(model: nn.Linear, tmp_
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
-def test_manifest_with_keys_of_format_1_resumes(model: nn.Linear, tmp_path: Path) -> None:
-    """A new key of a later version must not make older checkpoints absent: they would be deleted."""
-    saved(model, tmp_path)
-    file = tmp_path / "step-000000002" / "checkpoint.json"
-    keys = ("format", "step", "epoch", "metrics", "world_size", "config", "files")
-    document = json.loads(file.read_text())
-    file.write_text(json.dumps({key: document[key] for key in keys}))
-    checkpoint = Checkpointer(tmp_path, model=model)
-    assert checkpoint.resume()
-    assert checkpoint.step == 2
-
-
 def test_only_damaged_checkpoints_start_from_scratch(model: nn.Linear, tmp_path: Path) -> None:
     saved(model, tmp_path)
     for file in tmp_path.glob("*/__0_0.distcp"):

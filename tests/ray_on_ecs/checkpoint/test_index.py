@@ -16,7 +16,7 @@ def index(storage: RunStorage) -> CheckpointIndex:
 
 def manifest(step: int) -> Manifest:
     files = {"weights": {"bytes": 7, "sha256": ""}, "zero": {"bytes": 7, "sha256": ""}}
-    others = {"epoch": 0, "metrics": {}, "world_size": 1, "config": {}}
+    others = {"epoch": 0, "metrics": {}, "world_size": 1, "config": {}, "left_out": 0}
     return cast(Manifest, {"format": FORMAT, "step": step, "files": files, **others})
 
 

@@ -14,7 +14,6 @@ from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, UsageError
 from ray_on_ecs.run import admission, document
-from ray_on_ecs.run.__main__ import main
 from ray_on_ecs.run.code import archive
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -86,16 +85,6 @@ def test_wrong_path_is_one_line_before_the_start(
     assert command(["run", "--local", *arguments]) == 2
     assert error_line(capsys).startswith(message)
     assert not [path for path in storage.glob("*") if path.name != ".code"]
-
-
-def test_run_without_a_head_is_one_line(
-    storage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS")
-    assert main([str(storage / "mine")]) == 3
-    line = "RAY_ADDRESS: is not set, so there is no Ray cluster to join; use ray-on-ecs run --local\n"
-    assert error_line(capsys) == line
-    assert not storage.exists()
 
 
 def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:

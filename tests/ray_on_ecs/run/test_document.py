@@ -182,9 +182,6 @@ def test_document_in_this_form_is_accepted(storage: RunStorage, content: str) ->
         (changed(settings=[]), "(is broken|can't be used)"),
         (changed(settings="x"), "(is broken|can't be used)"),
         (settings(colour="red"), "unexpected keyword argument 'colour'"),
-        (settings(command=[]), "it has no command"),
-        (changed(id=5), "no ID"),
-        (changed(id={"a": 1}), "no ID"),
         (settings(max_restarts=10**15), "--max-restarts: 1000000000000000 is not allowed"),
         (settings(max_restarts="3"), "can't be used"),
         (settings(max_restarts=-1), "--max-restarts: -1 is not allowed"),
@@ -193,23 +190,6 @@ def test_document_in_this_form_is_accepted(storage: RunStorage, content: str) ->
         (settings(storage_path="s3://A:B@c"), "--storage-path: "),
         (changed(code=None), "(is broken|can't be used)"),
         (changed(code="/a.tar.gz"), "(is broken|can't be used)"),
-        (code(name="../x"), "(is broken|can't be used)"),
-        (code(name="a/b"), "(is broken|can't be used)"),
-        (code(name=""), "(is broken|can't be used)"),
-        (code(name=5), "(is broken|can't be used)"),
-        (code(archive="/etc/passwd"), "(is broken|can't be used)"),
-        (code(links={"../../x": "/etc/passwd"}), "(is broken|can't be used)"),
-        (code(copies={"../../x": "/etc/passwd"}), "(is broken|can't be used)"),
-        (code(links={"/x": "/etc/passwd"}), "(is broken|can't be used)"),
-        (code(copies={"/x": "/etc/passwd"}), "(is broken|can't be used)"),
-        (code(links={"x": 5}), "(is broken|can't be used)"),
-        (code(copies={"x": 5}), "(is broken|can't be used)"),
-        (code(links=["a"]), "(is broken|can't be used)"),
-        (code(copies=["a"]), "(is broken|can't be used)"),
-        (code(git={"GIT_COMMIT": 5}), "(is broken|can't be used)"),
-        (code(git=["a"]), "(is broken|can't be used)"),
-        (code(left_out="ab"), "(is broken|can't be used)"),
-        (code(left_out={"a": 1}), "(is broken|can't be used)"),
         (code(more=1), "(is broken|can't be used)"),
     ],
 )
@@ -242,10 +222,7 @@ def test_earlier_document_of_another_form_is_refused(storage: RunStorage, conten
         (["/nowhere/mine"], "there is not a run at /nowhere/mine; ray-on-ecs run starts one"),
     ],
 )
-def test_wrong_address_is_one_line(
-    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+def test_wrong_address_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

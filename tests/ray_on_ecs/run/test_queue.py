@@ -1,7 +1,5 @@
 """Runs start in the order of their submission while the cluster has room, and a dead driver leaves the queue."""
 
-import fcntl
-import json
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
-from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import queue
 from ray_on_ecs.run.queue import Place, Ticket, find_room
 from tests.waiting import until
@@ -161,22 +158,6 @@ def test_run_does_not_move_before_an_earlier_one_that_waits(tmp_path: Path) -> N
         own.__exit__()
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"pools": ["default"], "pool": "default"}, {"pools": ["default"], "pool": "default", "new": 1}]
-)
-def test_tickets_of_other_versions_are_read(tmp_path: Path, more: dict[str, Any]) -> None:
-    path = tmp_path / "begun-0000000000.500-1.ticket"
-    written = {"run_name": "old", "owner": "ada", "since": 0.5, "device": "auto", "workers": 4, **more}
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(written, file)
-        file.flush()
-        with Place(ticket("own", 1), tmp_path) as own:
-            [old] = own.tickets_before()
-            assert (old.run_name, old.lines) == ("old", ("default",))
-            assert own.begin_if_free({"default": 4}) == old
-
-
 def test_runs_wait_in_the_order_of_submission(tmp_path: Path) -> None:
     with ExitStack() as held:
         places = {
@@ -193,7 +174,8 @@ def test_earlier_run_does_not_overtake_a_running_one(tmp_path: Path) -> None:
     with later:
         assert later.begin_if_free({"default": 4}) is None
         with earlier:
-            assert earlier.begin_if_free({"default": 4}) == replace(ticket("later", 4, since=20.0), pool="default")
+            begun = replace(ticket("later", 4, since=20.0), pools=["default"], pool="default")
+            assert earlier.begin_if_free({"default": 4}) == begun
             assert earlier.begin_if_free({"default": 8}) is None
             assert [each.run_name for each in later.tickets_before()] == ["earlier"]
 
@@ -260,44 +242,3 @@ def test_only_a_local_script_is_without_ray(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert queue.is_without_ray() == is_without
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:6379", "head.internal:6379", "[::1]:6379", "::1:65535", "a_b:1"])
-def test_head_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert queue.head_address() == address
-
-
-@pytest.mark.parametrize("address", [None, ""])
-def test_missing_head_names_the_local_command(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address or "")
-    if address is None:
-        monkeypatch.delenv("RAY_ADDRESS")
-    with pytest.raises(ResourceError, match=r"RAY_ADDRESS: is not set, .*; use ray-on-ecs run --local"):
-        queue.head_address()
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        *(
-            "auto",
-            "local",
-            "head",
-            ":6379",
-            "head:",
-            "head:port",
-            "head:0",
-            "head:65536",
-            "head:999999",
-            "head:-1",
-            " ",
-        ),
-        *("head:6379/", "ray://head:10001", "http://head:8265", "he ad:6379", "head: 6379", "me@head:6379"),
-        "head:\u0666379",
-    ],
-)
-def test_address_that_is_not_a_head_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UsageError, match=r"is not the HOST:PORT of a Ray head; correct it, or use ray-on-ecs run"):
-        queue.head_address()

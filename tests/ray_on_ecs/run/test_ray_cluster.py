@@ -1,3 +1,4 @@
+import socket
 from contextlib import nullcontext
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -33,11 +34,22 @@ def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch
         ray_cluster.connect()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "a..b", "[::1]", "x" * 300])
-def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", f"{host}:9")
-    with pytest.raises(ResourceError, match=r"RAY_ADDRESS: nothing listens at .* by ray-on-ecs run --local"):
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:9", "no-such-host.invalid:9", "a..b:9", "[::1]:9", f"{'x' * 300}:9", "auto"]
+)
+def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ResourceError, match=r"RAY_ADDRESS: no Ray cluster answers at .* by ray-on-ecs run --local"):
         ray_cluster.connect()
+
+
+def test_server_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "BUSY_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ResourceError, match=rf"no Ray cluster answers at '{address}' \(DEADLINE_EXCEEDED, .*"):
+            ray_cluster.connect()
 
 
 def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:

@@ -67,21 +67,6 @@ def test_running_ray_answers_all_calls() -> None:
     assert json.loads(gangs) == GANGS
 
 
-@pytest.mark.ray
-def test_token_is_found_where_ray_stores_it() -> None:
-    program = (
-        "from ray_on_ecs.run.ray_private import *\n"
-        "from ray._private.authentication.grpc_authentication_client_interceptor import "
-        "_get_authentication_metadata_tuple as metadata\n"
-        "enable_token_authentication()\n"
-        "print(AUTH_MODE_ENV_VAR, metadata()[0][1])\n"
-    )
-    variables = {**os.environ, "RAY_AUTH_TOKEN": "of-the-tests"}
-    variables.pop("RAY_AUTH_MODE", None)
-    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=480)
-    assert done.stdout == "RAY_AUTH_MODE Bearer of-the-tests\n", done.stderr
-
-
 def test_script_has_only_the_cluster_address_of_ray() -> None:
     from ray_on_ecs.run.environment import OF_CLUSTER, without_ray
 
