@@ -263,7 +263,7 @@ def test_invalid_stack_is_one_line(pulumi: Path, tmp_path: Path, monkeypatch: py
     with pytest.raises(UsageError, match="--outputs: /nowhere can't be read"):
         find(None, "/nowhere")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="command not found: pulumi; install Pulumi, or give"):
+    with pytest.raises(UsageError, match="command not found: pulumi; install Pulumi, set RAY_ON_ECS_CLUSTER"):
         find(None, None)
 
 
