@@ -25,8 +25,8 @@ def in_words(places: Places) -> str:
 
 
 def pools_in(document: Mapping[str, Any]) -> list[str]:
-    """Return the names of the pools in which a run has waited or trained; an earlier version has the last one alone."""
-    return _names([*_list(document.get("pools")), _get(document.get("pool"), "name")]) or []
+    """Return the names of the pools in which a run has waited or trained."""
+    return _names(_list(document.get("pools"))) or []
 
 
 def places_in(document: Mapping[str, Any]) -> Places:

@@ -22,7 +22,7 @@ from ray_on_ecs.tracking.page import render_page
 from ray_on_ecs.tracking.places import in_words, places_in, reason_in
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.shown_log import BAR, printable
-from ray_on_ecs.tracking.slow_ranks import slow_in, waits_in
+from ray_on_ecs.tracking.slow_ranks import waits_in
 from ray_on_ecs.tracking.starts import describe, starts_in
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def render(documents: Documents) -> str:
         "Versions": result.get("versions") or {},
         "Starts": {_moment(start["requested"]): describe(start) for start in starts_in(result or status)},
         "Restarts": _restarts(result or status),
-        "Slow ranks": {_moment(each["since"]): each["what"] for each in slow_in(result or status)},
+        "Slow ranks": {_moment(each["since"]): each["what"] for each in (result or status).get("slow") or ()},
         "Waits in collectives": waits_in(result or status),
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }

@@ -41,10 +41,7 @@ def test_places_are_of_the_instances_or_of_the_choice(document: dict[str, Any], 
     ("document", "names"),
     [
         ({"pool": CHOSEN, "pools": ["l4", "h100"]}, ["l4", "h100"]),
-        ({"pool": CHOSEN, "pools": ["l4"]}, ["l4", "h100"]),
         ({"pools": ["h100", "l4", "h100"]}, ["h100", "l4"]),
-        ({"pool": CHOSEN}, ["h100"]),  # of an earlier version
-        ({"pool": CHOSEN, "instances": [L4]}, ["h100"]),
         ({}, []),
     ],
 )
