@@ -368,9 +368,7 @@ class RayCluster(pulumi.ComponentResource):
             estimated_hourly_usd=self.estimated_hourly_usd,
             idle_hourly_usd=costs and costs.idle,
             asleep_hourly_usd=costs and costs.asleep,
-            default_gpus=self.default_gpus,
             region=self._plan.location.region,
-            **({"sleep_after_minutes": self._args.sleep_after_minutes} if self._sleeps else {}),
             **names,
         )
 
