@@ -22,7 +22,6 @@ from infra.definitions.policies import (
 )
 from infra.errors import SettingError
 from infra.tags import SLEEP_TAG
-from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
@@ -930,8 +929,7 @@ def test_command_line_finds_alarms_by_name(everything: Cloud) -> None:
     alarms = everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
     names = {str(alarm.inputs.get("name", "")) for alarm in alarms}
     for kind in ("workers", "workers-a", "cpu-workers"):
-        prefix = aws.scaling_prefix(everything.exports["cluster_name"], kind)
-        assert {f"{prefix}{alarm}" for alarm in SCALERS} <= names
+        assert {f"{everything.exports['cluster_name']}-{kind}-{alarm}" for alarm in SCALERS} <= names
 
 
 @pytest.mark.parametrize(
