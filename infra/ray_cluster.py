@@ -131,7 +131,7 @@ class RayCluster(pulumi.ComponentResource):
             data_buckets=args.data_buckets,
             job_secrets=args.job_secrets,
             environment=args.environment,
-            mounts=args.has_mounts,
+            mounts=bool(args.mounts or args.fsx_lustre or args.fsx_lustre_gib or args.efs),
         )
         task_args = factory.by_kind(
             plan.nodes,
