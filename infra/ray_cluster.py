@@ -131,7 +131,7 @@ class RayCluster(pulumi.ComponentResource):
             data_buckets=args.data_buckets,
             job_secrets=args.job_secrets,
             environment=args.environment,
-            mounts=args.has_mounts,
+            mounts=bool(args.mounts or args.fsx_lustre or args.fsx_lustre_gib or args.efs),
         )
         task_args = factory.by_kind(
             plan.nodes,
@@ -368,9 +368,7 @@ class RayCluster(pulumi.ComponentResource):
             estimated_hourly_usd=self.estimated_hourly_usd,
             idle_hourly_usd=costs and costs.idle,
             asleep_hourly_usd=costs and costs.asleep,
-            default_gpus=self.default_gpus,
             region=self._plan.location.region,
-            **({"sleep_after_minutes": self._args.sleep_after_minutes} if self._sleeps else {}),
             **names,
         )
 

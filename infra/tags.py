@@ -98,12 +98,7 @@ def add_tags(
                 for kind in ("instance", "volume", "network-interface")
             ]
         elif _takes_tags(args.type_):
-            own, given = {**company, **tags(args.name)}, props.get("tags") or {}
-            # A child of awsx may have tags that are not known yet.
-            is_known = isinstance(given, dict)
-            props["tags"] = (
-                {**own, **given} if is_known else pulumi.Output.all(own, given).apply(lambda both: both[0] | both[1])
-            )
+            props["tags"] = {**company, **tags(args.name), **(props.get("tags") or {})}
         else:
             return None
         return pulumi.ResourceTransformResult(props, args.opts)

@@ -14,7 +14,7 @@ from infra.definitions.sizing import TaskSize
 from infra.tags import metrics_namespace
 from infra.task_definition import TaskDefinitionArgs
 from infra.types import Location, NodeSpec, ResourceRef, SecurityOptions
-from ray_on_ecs.contract import CPU_WORKERS, secrets_prefix
+from ray_on_ecs.contract import secrets_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +44,11 @@ class TaskFactory:
         **of_head: float,
     ) -> dict[str, TaskDefinitionArgs]:
         """Inputs by kind of node; `groups` has their Auto Scaling groups, and `of_head` the settings of `head`."""
-        head = self.head(
-            nodes["head"].task,
-            cluster_info_parameter=cluster_info_parameter,
-            cpu_workers=CPU_WORKERS in nodes,
-            **of_head,
-        )
+        head = self.head(nodes["head"].task, cluster_info_parameter=cluster_info_parameter, **of_head)
         workers = {kind: self.worker(kind, node, head_host, groups[kind]) for kind, node in nodes.items() if node.pool}
         return {"head": head, **workers}
 
-    def head(
-        self,
-        size: TaskSize,
-        *,
-        cluster_info_parameter: ResourceRef,
-        cpu_workers: bool = False,
-        **settings: float,
-    ) -> TaskDefinitionArgs:
+    def head(self, size: TaskSize, *, cluster_info_parameter: ResourceRef, **settings: float) -> TaskDefinitionArgs:
         """Inputs of the head's task, without pools and numbers of workers: a change of these must not restart it."""
         namespace = metrics_namespace(self.cluster.name)
         inputs = pulumi.Output.all(
@@ -70,7 +58,6 @@ class TaskFactory:
             metrics_namespace=namespace,
             cluster_info_parameter=cluster_info_parameter.name,
             secrets_key_arn=self.security.kms_key_arn,
-            cpu_workers=cpu_workers,
             **settings,
         )
         return self._args(

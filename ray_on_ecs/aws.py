@@ -94,8 +94,6 @@ def _client(environment: object, service: str, limits: tuple[float, float, int],
     made = _session(environment).client(service, config=config, **dict(options))
     made.meta.events.register("after-call", _refuse_page)
     made.meta.events.register_first("needs-retry.s3", _refuse_redirect)
-    if not (made.meta.config.s3 or {}).get("addressing_style"):
-        made.meta.events.register("before-endpoint-resolution.s3", _address_by_path)
     return made
 
 
@@ -105,12 +103,6 @@ def _begin_child() -> None:
 
 
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_begin_child)
-
-
-def _address_by_path(builtins: dict[str, Any], **_: Any) -> None:
-    """Address buckets of another endpoint by path: names such as BUCKET.localhost may not resolve."""
-    if builtins.get("SDK::Endpoint"):
-        builtins["AWS::S3::ForcePathStyle"] = True
 
 
 def _refuse_redirect(response: Any, **_: Any) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
 from typing import Any, NotRequired, TypedDict
 
@@ -116,12 +116,6 @@ def parse_cluster_info(text: str) -> ClusterInfo | None:
 def is_node_group(group: Any) -> bool:
     """Return True for a node group of a document that has all keys of NodeGroup."""
     return isinstance(group, dict) and group.keys() >= NodeGroup.__required_keys__
-
-
-def price_of(group: NodeGroup, instance_type: str, prices: Mapping[str, float]) -> float | None:
-    """Return the price on demand of an instance of a node group; in a Capacity Block it is that of its disk."""
-    reserved = group.get("reservation")
-    return group["disk_usd"] if reserved and reserved["is_block"] else prices.get(instance_type)
 
 
 def spot_question(instance_types: Collection[str], zones: Collection[str]) -> dict[str, Any]:

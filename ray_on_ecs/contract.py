@@ -22,11 +22,10 @@ WORKER_TIMEOUT = 1800
 MOUNTS_DIR = "/mnt"
 FSX_MOUNT, EFS_MOUNT = "fsx", "efs"
 
-# Environment variables of the containers: the CloudWatch namespace of the stack; `true` if it can have CPU workers; the
-# folder of the head's state; the SSM parameter with the cluster info; the head's DNS name; the file with the instance's
-# type, zone and market; and the prefix and the KMS key of the SSM parameters with runs' secrets.
+# Environment variables of the containers: the CloudWatch namespace of the stack; the folder of the head's state; the
+# SSM parameter with the cluster info; the head's DNS name; the file with the instance's type, zone and market; and the
+# prefix and the KMS key of the SSM parameters with runs' secrets.
 CLOUDWATCH_NAMESPACE_VARIABLE = "CLOUDWATCH_NAMESPACE"
-CPU_WORKERS_VARIABLE = "CPU_WORKERS"
 HEAD_STATE_VARIABLE = "RAY_HEAD_STATE"
 CLUSTER_INFO_VARIABLE = "CLUSTER_INFO"
 HEAD_HOST_VARIABLE = "RAY_HEAD_HOST"

@@ -29,8 +29,6 @@ MARKET_LABEL = INSTANCE_LABELS["market"]
 # Ray's label of a node's GPU, and the prefix of its resource with the same name.
 # https://docs.ray.io/en/latest/ray-core/scheduling/accelerators.html
 GPU_LABEL, GPU_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
-# Name of a GPU that is not known; it may be any.
-UNKNOWN_GPU = "GPU"
 
 
 @dataclass(frozen=True)
@@ -239,12 +237,10 @@ def _holds(condition: Condition, group: NodeGroup) -> bool:
 
 
 def ray_names(gpu: str) -> list[str]:
-    """Return Ray's names of a GPU that EC2 names, e.g. RTX-PRO-6000 of `RTX PRO Server 6000`; empty if not known.
+    """Return Ray's names of a GPU that EC2 names, e.g. RTX-PRO-6000 of `RTX PRO Server 6000`.
 
     Ray reads a name in capitals from the driver's; its names of memory sizes, A100-40G and A100-80G, are not on nodes.
     """
-    if gpu == UNKNOWN_GPU:
-        return []
     return ["-".join(word for word in name.split() if word != "Server").upper() for name in gpu.split(" or ")]
 
 

@@ -140,10 +140,10 @@ def test_packaged_jobs_are_in_the_working_directory() -> None:
     assert copied.split() == sorted(f"training/{name}.py" for name in RECIPES)
 
 
-# Only on the stack: names, the one container, the log driver, instance metadata, pools, and GPUs.
+# Only on the stack: names, the one container, the log driver, instance metadata, pools with their metrics, and GPUs.
 NOT_COMPOSE = {
-    "CLUSTER_INFO", "INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration",
-    "resourceRequirements",
+    "CLOUDWATCH_NAMESPACE", "CLUSTER_INFO", "INSTANCE_FILE", "name", "essential", "image", "secrets",
+    "logConfiguration", "resourceRequirements",
 }  # fmt: skip
 COMPOSED = {
     "command", "dockerSecurityOptions", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints",

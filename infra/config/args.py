@@ -195,11 +195,6 @@ class RayClusterArgs:
         }
         return {**own, **cast("Pools", self.worker_pools)}  # checked by __post_init__
 
-    @property
-    def has_mounts(self) -> bool:
-        """True if the nodes mount a file system."""
-        return bool(self.mounts or self.fsx_lustre or self.fsx_lustre_gib or self.efs)
-
     def scale(self, pool: str) -> Scale:
         """Number of workers of a pool."""
         return self.pools[pool].scale(self.idle_timeout_minutes)

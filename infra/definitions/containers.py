@@ -60,7 +60,6 @@ def head(
     metrics_namespace: str,
     cluster_info_parameter: str,
     secrets_key_arn: str = "",
-    cpu_workers: bool = False,
     sleep_after_minutes: int = 0,
     run_max_hours: float = 0.0,
     run_max_usd: float = 0.0,
@@ -80,8 +79,6 @@ def head(
     }
     if secrets_key_arn:
         environment[contract.SECRETS_KEY_VARIABLE] = secrets_key_arn
-    if cpu_workers:
-        environment[contract.CPU_WORKERS_VARIABLE] = "true"
     if sleep_after_minutes:
         environment[contract.SLEEP_VARIABLE] = str(sleep_after_minutes)
     limits = {"RAY_ON_ECS_MAX_HOURS": run_max_hours, "RAY_ON_ECS_MAX_USD": run_max_usd}
@@ -238,7 +235,7 @@ def _own_variables() -> set[str]:
         ("bucket", "cluster", "metrics_namespace", "cluster_info_parameter", "secrets_key_arn"), "x"
     )
     numbers: dict[str, Any] = dict.fromkeys(("sleep_after_minutes", "run_max_hours", "run_max_usd"), 1)
-    of_head = head(common, **names, **numbers, cpu_workers=True)
+    of_head = head(common, **names, **numbers)
     made = (of_head, worker(common, head_host="x", pool=contract.CPU_POOL, block="x"))
     parts = [part for each in made for part in each["environment"]]
     return {part["name"] for part in [*parts, *of_head["secrets"]]}

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-import ray_on_ecs
 from ray_on_ecs.errors import DISK_FULL, Interrupted, TrainingError
 from ray_on_ecs.signals import SIGNALLED, leave_terminals, open_terminals
 
@@ -92,16 +91,10 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        print(f"ray-on-ecs, version {ray_on_ecs.__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=Commands, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
+@click.version_option(package_name="ray-on-ecs", message="%(prog)s, version %(version)s", help="Show it.")
 def command_line() -> None:
     """Group of the commands; its help is ABOUT."""
 

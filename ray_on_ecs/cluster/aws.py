@@ -102,11 +102,6 @@ def user_id(**options: Any) -> str:
         return str(_answer("sts", client("sts", **options).get_caller_identity())["UserId"])
 
 
-def scaling_prefix(cluster_name: str, kind: str) -> str:
-    """Return the prefix of the scaling alarms' names (see infra/node_scaling.py)."""
-    return f"{cluster_name}-{kind}-"
-
-
 def variables() -> dict[str, str]:
     """Return this process's environment with its current credentials, for another program; UsageError without any."""
     with translated("sts"):

@@ -27,7 +27,7 @@ from ray_on_ecs.storage.disk import Listing, StoredFile, nearest
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.end import End, end_in
-from ray_on_ecs.tracking.places import Places, gpu_in, places_in
+from ray_on_ecs.tracking.places import Places, of_pool, places_in
 
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.
 LOST_SECONDS = 120.0
@@ -169,7 +169,7 @@ class Folders:
             seconds=_seconds(status),
             cost_usd=finite(total_usd(status, {})),
             workers=None if workers is None else int(workers),
-            gpu=gpu_in(status),
+            gpu=of_pool(status, "gpu"),
             **asdict(places_in(status)),
             restarts=len(restarts) if isinstance(restarts := status.get("restarts"), list) else None,
             job=_text(status.get("job")),

@@ -13,7 +13,7 @@ from ray_on_ecs.cluster.history import READERS, Folders, RunInfo
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.rules import finite
 from ray_on_ecs.storage import layout
-from ray_on_ecs.tracking.curves import Curves, read_curves
+from ray_on_ecs.tracking.curves import Curves, sample, thin
 from ray_on_ecs.tracking.places import in_words
 from ray_on_ecs.tracking.shown_log import printable
 
@@ -45,7 +45,7 @@ def read_rows(
         try:
             if files:
                 is_named = run.name in named
-                curves = read_curves(storage, files, POINTS if is_named else points, is_whole=is_named)
+                curves = thin(sample(storage, files, is_whole=is_named), POINTS if is_named else points)
                 document = storage.read_json(layout.SETTINGS) or {}
         except UsageError:  # the document is broken
             pass

@@ -129,7 +129,7 @@ def read(
         if kind in stack.services and scale["idle_minutes"] and scale["min"] < scale["max"]
     ]
     resources = {kind: f"service/{stack.cluster_name}/{stack.services[kind]}" for kind in stopping}
-    alarm_names = {kind: aws.scaling_prefix(stack.cluster_name, kind) + "idle" for kind in stopping}
+    alarm_names = {kind: f"{stack.cluster_name}-{kind}-idle" for kind in stopping}  # see infra/node_scaling.py
     alarms = targets = None
     if stopping:
         which: dict[str, Any] = {"AlarmNames": [*alarm_names.values()], "AlarmTypes": ["MetricAlarm"]}

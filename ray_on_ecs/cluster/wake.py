@@ -17,7 +17,7 @@ from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, counted,
 from ray_on_ecs.jobs.documents import HeadState, Wake
 from ray_on_ecs.jobs.remote import SILENT_SECONDS, is_asleep
 from ray_on_ecs.node.demand import Need
-from ray_on_ecs.node.metrics import Datum, has_gpus, head_requested, of_kind
+from ray_on_ecs.node.metrics import Datum, head_requested, of_kind
 from ray_on_ecs.node.ray_status import workers_of
 
 # Between two publications, and after one that failed.
@@ -148,7 +148,7 @@ def workers_of_run(config: RunConfig | None, state: HeadState) -> list[Datum]:
     if not (need and info):
         return []
     kind, number = need
-    with_gpus = has_gpus(kind, info)
+    with_gpus = bool(info["groups"][kind]["gpu"])
     unit = "GPU" if with_gpus else "CPU"
     data = of_kind(kind, Need(requested=number, available=0, in_use=0), with_gpus)
     # The others are the head's alone, and tell that it is there.

@@ -7,16 +7,14 @@ worker with GPUs both.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
-from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, NODE_GROUP_LABEL, WORKERS
+from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.node import resource_state
 from ray_on_ecs.node.resource_state import DIGITS, TIMEOUT_SECONDS, Node, ResourceState
-from ray_on_ecs.pools import UNKNOWN_GPU, Request, kind_of_node, kinds_of_request
+from ray_on_ecs.pools import Request, kind_of_node, kinds_of_request
 
 # Key of the time at which the head has released the idle nodes, in Ray's key-value store, and how long that holds.
 RELEASED, RELEASED_SECONDS = b"ray-on-ecs:released", 120.0
@@ -49,21 +47,17 @@ class Demand:
     unmet: tuple[Request, ...] = ()
 
 
-def read(gcs_address: str, info: ClusterInfo | None, *, has_cpu_workers: bool) -> Demand:
-    """Read the current demand from the GCS at `host:port`; any of Ray's errors if it doesn't answer in some seconds.
-
-    Without `info`, the stack's workers count as one kind with GPUs and, if it can have CPU workers, one without.
-    """
-    return demand_of(resource_state.read(gcs_address), info, has_cpu_workers=has_cpu_workers)
+def read(gcs_address: str, info: ClusterInfo) -> Demand:
+    """Read the current demand from the GCS at `host:port`; any of Ray's errors if it doesn't answer in some seconds."""
+    return demand_of(resource_state.read(gcs_address), info)
 
 
-def demand_of(state: ResourceState, info: ClusterInfo | None, *, has_cpu_workers: bool) -> Demand:
-    """Return the demand in a state of the cluster's resources; see `read`."""
-    known = info or _unknown(has_cpu_workers)
-    unit = {kind: "GPU" if group["gpu"] else "CPU" for kind, group in known["groups"].items()}
+def demand_of(state: ResourceState, info: ClusterInfo) -> Demand:
+    """Return the demand in a state of the cluster's resources."""
+    unit = {kind: "GPU" if group["gpu"] else "CPU" for kind, group in info["groups"].items()}
     nodes: dict[str, list[Node]] = {kind: [] for kind in unit}
     for node in state.nodes:
-        kind = kind_of_node(node.labels, info) if info else _kind_by_gpus(node)
+        kind = kind_of_node(node.labels, info)
         if kind in nodes and (node.total.get("GPU") or node.total.get("CPU")):  # the head has neither
             nodes[kind].append(node)
     available = {kind: sum(node.total.get(unit[kind], 0) for node in nodes[kind]) for kind in unit}
@@ -71,7 +65,7 @@ def demand_of(state: ResourceState, info: ClusterInfo | None, *, has_cpu_workers
 
     def fitting(requests: Iterable[tuple[Request, int]]) -> Iterator[Fitting]:
         for request, count in requests:
-            if kinds := kinds_of_request(request, known):
+            if kinds := kinds_of_request(request, info):
                 yield request, count, kinds
             else:
                 unmet[str(request)] = request
@@ -123,35 +117,6 @@ def _need(nodes: Sequence[Node], unit: str, waiting: float, kept: float) -> Need
         in_use=sum(node.is_used for node in nodes),
         idle_seconds=tuple(node.idle_seconds for node in nodes if not node.is_used),
     )
-
-
-def _kind_by_gpus(node: Node) -> str | None:
-    """Return the kind of a node of a stack whose pools are not known; None for those of other pools than its own."""
-    if node.labels.get(NODE_GROUP_LABEL, CPU_WORKERS) != CPU_WORKERS:
-        return None
-    return WORKERS if node.total.get("GPU") else CPU_WORKERS
-
-
-def _unknown(has_cpu_workers: bool) -> ClusterInfo:
-    """Return a stack of which neither sizes nor labels of the workers are known."""
-    group: NodeGroup = {
-        "pool": DEFAULT_POOL,
-        "zones": [],
-        "types": [],
-        "gpu": UNKNOWN_GPU,
-        "units": sys.maxsize,
-        "spot": True,
-        "min": 0,
-        "max": sys.maxsize,
-        "default_nodes": 0,
-        "idle_minutes": 0,
-        "group": "",
-        "provider": "",
-        "disk_usd": 0.0,
-    }
-    cpu_workers: NodeGroup = {**group, "pool": CPU_POOL, "gpu": ""}
-    groups = {WORKERS: group} | ({CPU_WORKERS: cpu_workers} if has_cpu_workers else {})
-    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None, "network_gbits": {}}
 
 
 def node_in_use(gcs_address: str, ip_address: str) -> bool | None:

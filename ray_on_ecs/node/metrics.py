@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any
 
 from ray_on_ecs.aws import client
-from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
+from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CPU_WORKERS,
-    CPU_WORKERS_VARIABLE,
     HEAD_IDLE,
     HEAD_REQUESTED,
     KIND_DIMENSION,
@@ -61,7 +60,7 @@ def repeat(work: Callable[[], None]) -> None:
 def publish(namespace: str, idle: Idle | None = None) -> None:
     """Publish the current values; any of urllib's, Ray's or boto's errors if one doesn't answer or refuses.
 
-    A head that sleeps also publishes its idle time. If Ray does not answer, it is busy: a run may be under way.
+    A head that sleeps also publishes its idle time. If Ray or AWS does not answer, it is busy: a run may be under way.
     """
     cloudwatch = client("cloudwatch", **LIMITS)
     # The metrics that scale workers and head go first, so that they don't depend on the dashboard, which has the GPUs'
@@ -83,12 +82,16 @@ def publish(namespace: str, idle: Idle | None = None) -> None:
 
 
 def of_demand() -> list[Datum]:
-    """Return the metrics of all kinds of worker; any of Ray's errors if it does not answer."""
+    """Return the metrics of all kinds of worker; any of Ray's errors if it does not answer.
+
+    OSError if AWS has not told the kinds yet. Their alarms keep all workers of a head that publishes nothing.
+    """
     info = read_cluster_info()
-    current = demand.read(ports.own_gcs(), info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
-    needs = numbers.as_alarms_see(info, current.needs) if info else current.needs
+    if info is None:
+        raise OSError("the cluster info can't be read")
+    needs = numbers.as_alarms_see(info, demand.read(ports.own_gcs(), info).needs)
     logger.debug(f"metrics: {needs}")
-    return [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
+    return [each for kind, need in needs.items() for each in of_kind(kind, need, bool(info["groups"][kind]["gpu"]))]
 
 
 def of_idle(idle: Idle) -> list[Datum]:
@@ -108,11 +111,6 @@ def request_head(wake: Wake) -> None:
     """Publish a request for the next head; any of boto's errors."""
     cloudwatch = client("cloudwatch", region_name=wake.region, **LIMITS)
     cloudwatch.put_metric_data(Namespace=wake.namespace, MetricData=[head_requested()])
-
-
-def has_gpus(kind: str, info: ClusterInfo | None) -> bool:
-    """Return True if a kind of worker has GPUs."""
-    return bool(info["groups"][kind]["gpu"]) if info else kind != CPU_WORKERS
 
 
 def of_kind(kind: str, need: Need, with_gpus: bool) -> list[Datum]:

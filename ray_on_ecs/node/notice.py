@@ -49,22 +49,12 @@ DRAIN_VARIABLE, DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 90.0
 # Actions of EC2 at a Spot interruption.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 SPOT_ACTIONS = {"terminate": "terminates", "stop": "stops", "hibernate": "hibernates"}
-# True if an instance on the way into the state stops.
+# Target lifecycle states of an instance that is about to stop.
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
-LIFECYCLE_STATES = {
-    "InService": False,
-    "Terminated": True,
-    "Detached": False,
-    "Standby": False,
-    "Warmed:Hibernated": True,
-    "Warmed:Running": False,
-    "Warmed:Stopped": True,
-    "Warmed:Terminated": True,
-}
+LIFECYCLE_ENDS = ("Terminated", "Warmed:Hibernated", "Warmed:Stopped", "Warmed:Terminated")
 # An event of each of these codes interrupts the instance, if it is active: maintenance may be of its power or network.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-instances-status-check_sched.html
 EVENT_CODES = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot", "system-maintenance")
-EVENT_STATES = {"active": True, "completed": False, "canceled": False}
 # How long a node that starts waits for the end of its Capacity Block; EC2 answers or fails sooner.
 BLOCK_SECONDS = 15.0
 _block = Block()
@@ -256,7 +246,7 @@ def _spot(notice: Any) -> End | None:
 
 
 def _lifecycle(state: object) -> End | None:
-    if not isinstance(state, str) or not LIFECYCLE_STATES.get(state):
+    if state not in LIFECYCLE_ENDS:
         return None
     return End(f"EC2 Auto Scaling takes this instance out of service (target lifecycle state {state})", None)
 
@@ -264,7 +254,7 @@ def _lifecycle(state: object) -> End | None:
 def _event(event: Any) -> End | None:
     try:
         code, state, at = event["Code"], event["State"], parsedate_to_datetime(event["NotBefore"]).timestamp()
-        is_due = code in EVENT_CODES and EVENT_STATES.get(state, False)
+        is_due = code in EVENT_CODES and state == "active"
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
     return End(f"{code} of this instance{_when(at)}", at, is_event=True) if is_due else None

@@ -1,13 +1,12 @@
 """Ray's version, nodes and GPUs on this head, and the stack's workers, for the state that its desk writes.
 
     ray_version  Ray's version
-    nodes        the nodes that are alive: the fields of Node but for `pool`
+    nodes        the nodes that are alive: the fields of Node
     gpus         GPUs in use, of all nodes, and requested
     groups       the stack's node groups by kind, with the keys of NodeGroup (cluster_info.py); missing while they are
                  not known, and without a stack
 
-Commands of other versions read it: `nodes_of` leaves out fields that it does not know, and earlier ones drop a node
-that has such a field. So a new fact about nodes gets a key beside `nodes`.
+Commands of other versions read it: `nodes_of` leaves out fields that it does not know.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ray_on_ecs.cluster_info import ClusterInfo, is_node_group, read_cluster_info
-from ray_on_ecs.contract import CPU_WORKERS, DEFAULT_POOL, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
+from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.pools import ZONE_LABEL, kind_of_node
@@ -36,6 +35,7 @@ class Node:
     """
 
     kind: str
+    pool: str
     instance_type: str | None
     zone: str | None
     market: str | None
@@ -44,7 +44,6 @@ class Node:
     gpus_used: float
     cpus_used: float
     up_seconds: int
-    pool: str = ""
 
 
 def read() -> dict[str, Any]:
@@ -64,7 +63,7 @@ def read() -> dict[str, Any]:
         pending = sum(shape.get("GPU", 0) * count for shape, count in shapes)
         return {
             "ray_version": api.below(url, api.ask(f"{url}/api/version"), "ray_version"),
-            "nodes": [{key: value for key, value in asdict(node).items() if key != "pool"} for node in nodes],
+            "nodes": [asdict(node) for node in nodes],
             "gpus": {"used": used, "total": sum(node.gpus for node in nodes), "requested": used + pending},
             **({"groups": info["groups"]} if info else {}),
         }
@@ -74,14 +73,12 @@ def read() -> dict[str, Any]:
 
 def nodes_of(ray: Mapping[str, Any]) -> list[Node]:
     """Return the nodes in a state of Ray, without those that are broken."""
-    info = workers_of(ray)
-    known = {field.name for field in fields(Node)} - {"pool"}
+    known = {field.name for field in fields(Node)}
     nodes = []
     for node in ray.get("nodes", ()):
         with suppress(AttributeError, TypeError):
-            values: dict[str, Any] = {key: value for key, value in node.items() if key in known}
-            nodes.append(Node(**values, pool=_pool_of(values.get("kind"), info)))
-    return nodes
+            nodes.append(Node(**{key: value for key, value in node.items() if key in known}))
+    return [node for node in nodes if isinstance(node.kind, str) and isinstance(node.pool, str)]
 
 
 def workers_of(ray: Mapping[str, Any]) -> ClusterInfo | None:
@@ -90,13 +87,6 @@ def workers_of(ray: Mapping[str, Any]) -> ClusterInfo | None:
     if not (isinstance(groups, dict) and groups and all(map(is_node_group, groups.values()))):
         return None
     return {"cluster": "", "groups": groups, "prices": None, "head_usd": None, "network_gbits": {}}
-
-
-def _pool_of(kind: Any, info: ClusterInfo | None) -> str:
-    """Return the pool of a kind of node; of a node group that the stack no longer has by its name."""
-    if info and kind in info["groups"]:
-        return info["groups"][kind]["pool"]
-    return "" if kind == HEAD else kind.rpartition(WORKERS)[0].removesuffix("-") or DEFAULT_POOL
 
 
 def _kind_of(labels: Mapping[str, str], info: ClusterInfo | None) -> str:
@@ -110,10 +100,12 @@ def _kind_of(labels: Mapping[str, str], info: ClusterInfo | None) -> str:
 
 def _node(node: dict[str, Any], load: dict[str, Any], info: ClusterInfo | None) -> Node:
     labels = node["labels"] or {}
+    label, is_head = labels.get(NODE_GROUP_LABEL, ""), node["is_head_node"]
     total = node["resources_total"]
     usage = (load.get("usageByNode") or {}).get(node["node_id"]) or {}
     return Node(
-        kind=HEAD if node["is_head_node"] else _kind_of(labels, info),
+        kind=HEAD if is_head else _kind_of(labels, info),
+        pool="" if is_head else {"": DEFAULT_POOL, CPU_WORKERS: CPU_POOL}.get(label, label),
         instance_type=labels.get(INSTANCE_LABELS["instance_type"]),
         zone=labels.get(INSTANCE_LABELS["zone"]),
         market=labels.get(INSTANCE_LABELS["market"]),

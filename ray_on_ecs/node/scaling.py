@@ -94,7 +94,7 @@ class Scaler:
     def look_at_ray(self) -> None:
         """Look at the demand and scale; any of Ray's or boto3's errors if one doesn't answer."""
         if (info := read_cluster_info()) and info["cluster"]:
-            current = demand.read(ports.own_gcs(), info, has_cpu_workers=False)
+            current = demand.read(ports.own_gcs(), info)
             self._name_unmet(current.unmet)
             self.look(info, current.needs)
 

@@ -15,7 +15,6 @@ from ray_on_ecs.cluster_info import (
     ClusterInfo,
     NodeGroup,
     ask_aws,
-    price_of,
     read_cluster_info,
     recent,
     spot_prices,
@@ -150,8 +149,12 @@ def hourly_prices(
 
 
 def _on_demand(instance: InstanceKind, info: ClusterInfo) -> float | None:
-    group, prices, name = info["groups"].get(instance.kind), info["prices"] or {}, instance.instance_type or ""
-    return price_of(group, name, prices) if group else prices.get(name)
+    """Return the price on demand of an instance; in a Capacity Block it is that of its disk."""
+    group = info["groups"].get(instance.kind)
+    reserved = group and group.get("reservation")
+    if group and reserved and reserved["is_block"]:
+        return group["disk_usd"]
+    return (info["prices"] or {}).get(instance.instance_type or "")
 
 
 def recent_spot_prices(service: str, operation: str, **question: Any) -> Any:

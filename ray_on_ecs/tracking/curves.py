@@ -35,20 +35,32 @@ class Curves:
     last: dict[str, float | None] = field(default_factory=dict)  # of each metric; None if it was not finite
 
 
-def read_curves(storage: RunStorage, files: Mapping[str, StoredFile], points: int, *, is_whole: bool = False) -> Curves:
-    """Read the curves of a run, each of up to so many points (2 or more); OSError if the storage can't be read.
+def sample(storage: RunStorage, files: Mapping[str, StoredFile], *, is_whole: bool = False) -> list[Record]:
+    """Return the records of a run, of large files those in slices, in their order; OSError if they can't be read.
+
+    As in `records.py`, the parts replace the records of `metrics.jsonl` from their first one on, here by its step. They
+    are gone before a run has its result.
 
     Args:
         storage: The run's folder.
         files: Its files, by name.
-        points: Most points that are chosen of a curve; it also has those of the others' rows.
         is_whole: Large files are read whole.
     """
-    return thin(_records(storage, files, is_whole), points)
+    parts = {} if layout.RESULT in files else part_files(storage)
+    merged = [files[layout.METRICS]] if layout.METRICS in files and min(parts, default=1) else []
+    size = sum(file.size for file in (*merged, *parts.values()))
+
+    def read(file: StoredFile) -> list[Record]:
+        slices = 1 if is_whole or size <= WHOLE_BYTES else max(SLICES * file.size // size, 2)
+        return [record for line in _lines(storage, file, slices) if (record := _parsed(line))]
+
+    newer = [record for file in parts.values() for record in read(file)]
+    first = newer[0][STEP] if newer else math.inf
+    return [record for file in merged for record in read(file) if record[STEP] < first] + newer
 
 
 def thin(records: Sequence[Record], points: int) -> Curves:
-    """Return the curves of records, which have a step each.
+    """Return the curves of records, which have a step each, with up to so many points (2 or more) of each metric.
 
     Metrics of other steps than each other's add their rows: up to MAX_CURVES times as many as points.
     """
@@ -89,25 +101,6 @@ def _rounded(value: Any) -> float | None:
     if math.isinf(number):  # the largest floats are rounded up to it
         return None
     return int(number) if number.is_integer() and abs(number) < LARGE else number
-
-
-def _records(storage: RunStorage, files: Mapping[str, StoredFile], is_whole: bool) -> list[Record]:
-    """Return the records, or those in the slices, in their order.
-
-    As in `records.py`, the parts replace the records of `metrics.jsonl` from their first one on, here by its step. They
-    are gone before a run has its result.
-    """
-    parts = {} if layout.RESULT in files else part_files(storage)
-    merged = [files[layout.METRICS]] if layout.METRICS in files and min(parts, default=1) else []
-    size = sum(file.size for file in (*merged, *parts.values()))
-
-    def read(file: StoredFile) -> list[Record]:
-        slices = 1 if is_whole or size <= WHOLE_BYTES else max(SLICES * file.size // size, 2)
-        return [record for line in _lines(storage, file, slices) if (record := _parsed(line))]
-
-    newer = [record for file in parts.values() for record in read(file)]
-    first = newer[0][STEP] if newer else math.inf
-    return [record for file in merged for record in read(file) if record[STEP] < first] + newer
 
 
 def _lines(storage: RunStorage, file: StoredFile, slices: int) -> Iterator[bytes]:

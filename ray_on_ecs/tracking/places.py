@@ -25,8 +25,8 @@ def in_words(places: Places) -> str:
 
 
 def pools_in(document: Mapping[str, Any]) -> list[str]:
-    """Return the names of the pools in which a run has waited or trained; an earlier version has the last one alone."""
-    return _names([*_list(document.get("pools")), _get(document.get("pool"), "name")]) or []
+    """Return the names of the pools in which a run has waited or trained."""
+    return _names(_list(document.get("pools"))) or []
 
 
 def places_in(document: Mapping[str, Any]) -> Places:
@@ -45,16 +45,10 @@ def places_in(document: Mapping[str, Any]) -> Places:
     )
 
 
-def reason_in(document: Mapping[str, Any]) -> str | None:
-    """Return why a run trains in its pool; None if its document does not say it."""
-    reason = _get(document.get("pool"), "reason")
-    return one_line(reason) or None if isinstance(reason, str) else None
-
-
-def gpu_in(document: Mapping[str, Any]) -> str | None:
-    """Return the GPU of the pool in which a run waits or trains; None without one, and if it is not known."""
-    gpu = _get(document.get("pool"), "gpu")
-    return one_line(gpu) or None if isinstance(gpu, str) else None
+def of_pool(document: Mapping[str, Any], key: str) -> str | None:
+    """Return a text of the pool in which a run waits or trains: its `gpu`, or the `reason` for the choice, or None."""
+    value = _get(document.get("pool"), key)
+    return one_line(value) or None if isinstance(value, str) else None
 
 
 def _names(values: Iterable[Any]) -> list[str] | None:

@@ -19,10 +19,10 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.end import End, at_end, end_in, steps
 from ray_on_ecs.tracking.page import render_page
-from ray_on_ecs.tracking.places import in_words, places_in, reason_in
+from ray_on_ecs.tracking.places import in_words, of_pool, places_in
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.shown_log import BAR, printable
-from ray_on_ecs.tracking.slow_ranks import slow_in, waits_in
+from ray_on_ecs.tracking.slow_ranks import waits_in
 from ray_on_ecs.tracking.starts import describe, starts_in
 
 logger = logging.getLogger(__name__)
@@ -110,13 +110,13 @@ def render(documents: Documents) -> str:
     others = {name: value for name, value in (result.get("config") or {}).items() if name not in given}
     sections = {
         "Hardware": result.get("hardware") or {},
-        "Pool": {"chosen": reason_in(result or status)},
+        "Pool": {"chosen": of_pool(result or status, "reason")},
         "Times": result.get("times") or {name: status[name] for name in ("started", "updated") if status},
         "Cost": _cost(result.get("cost") or status),
         "Versions": result.get("versions") or {},
         "Starts": {_moment(start["requested"]): describe(start) for start in starts_in(result or status)},
         "Restarts": _restarts(result or status),
-        "Slow ranks": {_moment(each["since"]): each["what"] for each in slow_in(result or status)},
+        "Slow ranks": {_moment(each["since"]): each["what"] for each in (result or status).get("slow") or ()},
         "Waits in collectives": waits_in(result or status),
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }

@@ -28,10 +28,11 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_of, earlier_of, total_usd
 from ray_on_ecs.tracking.end import End, EndLog, Steps, end_in, end_of
+from ray_on_ecs.tracking.places import pools_in
 from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait, slow_in
+from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait
 from ray_on_ecs.tracking.starts import Start, Starts, starts_in
 
 logger = logging.getLogger(__name__)
@@ -283,14 +284,13 @@ class RunRecord:
             with suppress(Exception):  # a broken document does not have totals
                 before = parse_json(self._before or b"null")
                 self.earlier = earlier_of(before)
-                self.restarts[:0] = _restarts_in(before)
+                self.restarts[:0] = before["restarts"]
                 self.starts.follow(starts_in(before))
                 # That of a driver that died ended with it.
-                self.slow[:0] = [{**each, "until": each["until"] or before.get("updated")} for each in slow_in(before)]
+                slow = before.get("slow", ())
+                self.slow[:0] = [{**each, "until": each["until"] or before["updated"]} for each in slow]
                 self.extents += before["extents"]
-                earlier = before.get("pools")
-                names = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []
-                self.pools[:0] = [name for name in dict.fromkeys(names) if name not in self.pools]
+                self.pools[:0] = [name for name in pools_in(before) if name not in self.pools]
         self._state = state
 
         def write() -> None:
@@ -357,14 +357,6 @@ class RunRecord:
         self._log.store()
         atexit.register(self._log.store)  # for the lines after this
         write_report(self._storage)
-
-
-def _restarts_in(status: Any) -> list[Restarted]:
-    """Return the restarts in a status, which another version of this program may have written."""
-    found = status.get("restarts") if isinstance(status, dict) else None
-    keys = Restarted.__annotations__.keys()
-    restarts = found if isinstance(found, list) else ()
-    return [each for each in restarts if isinstance(each, dict) and each.keys() >= keys]
 
 
 def submission_id() -> str | None:

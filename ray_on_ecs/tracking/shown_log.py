@@ -1,8 +1,8 @@
 """Filters for a run's log: the script's lines are shown, and Ray's lines about itself are not.
 
 Ray forwards the output of all its processes to the driver, which prints it through this module; Ray's log files keep
-every line. The lines that Ray's job supervisor and its C++ code write into a job's log are left out wherever that is
-shown or stored.
+every line. The lines that its C++ code writes into a driver's log at SIGTERM are left out wherever that is shown or
+stored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-# The dashboard sends a job's log in messages of up to ten lines, and Ray's client takes none above 4 MiB: after a line
-# of 6 MB nothing more would be shown, not even the end of the run.
+# A longer line, such as a printed tensor of megabytes, is cut: it would bury the others.
 MAX_CHARACTERS, MARK_CHARACTERS = 64 * 2**10, 80
 # Colours and styles; all other sequences can move the cursor, write the clipboard, or show a link that is another one.
 COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
@@ -41,11 +40,6 @@ OF_PROCESSES = re.compile(
 )
 # The end of Ray's message on a lost raylet.
 OF_RAYLET = re.compile(r" Last \d+ lines of the Raylet logs:\n.*", re.DOTALL)
-# The first lines of every job's log, from Ray's job supervisor.
-OF_JOBS = re.compile(
-    r"^\S+ \S+\s+INFO job_manager\.py:\d+ -- Runtime env is setting up\."
-    r"|^Running entrypoint for job \S+: "
-)
 # A signal as Ray's C++ code reports it: a header and the stack, on standard error and again as lines of its log.
 SIGNAL = re.compile(r"(^|logging\.cc:\d+: )\*\*\* (SIG\w+) received at time=")
 STACK = re.compile(r"(^|logging\.cc:\d+: )(PC: @|\s+@) ")
@@ -54,7 +48,7 @@ STACK = re.compile(r"(^|logging\.cc:\d+: )(PC: @|\s+@) ")
 class Filter:
     """Filter of one stream, which leaves out the harmless lines and those that report a SIGTERM."""
 
-    def __init__(self, harmless: re.Pattern[str] = OF_JOBS) -> None:
+    def __init__(self, harmless: re.Pattern[str] | None = None) -> None:
         self._harmless = harmless
         self._signal = ""
 
@@ -65,7 +59,7 @@ class Filter:
             if header:
                 self._signal = header[2]
             is_sigterm = self._signal == "SIGTERM" and (header or STACK.search(line))
-            if not is_sigterm and not self._harmless.search(line):
+            if not is_sigterm and not (self._harmless and self._harmless.search(line)):
                 yield cut(line)
 
 

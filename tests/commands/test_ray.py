@@ -14,6 +14,11 @@ from tests.commands.head import SECONDS, TOKEN
 from tests.local_cluster import STARTS
 from tests.worker_pools import cpu_group, node_group, workers
 
+# Workers of a stack with GPUs, and of one that also has CPU workers.
+STACKS = f"""
+of_gpus = {workers(workers=node_group(units=8))!r}
+with_cpus = {workers(workers=node_group(units=8), cpu_workers=cpu_group())!r}
+"""
 # Prints the used GPUs, which keep a stack's workers, and the needed GPUs, which start workers.
 SHOW = """
 import dataclasses, json, os, sys, time
@@ -32,7 +37,7 @@ def start(gpus, dashboard=False):
 def show(name, in_use, needed):
     # A node tells of its use with a delay.
     for _ in range(4000):
-        need = demand.read(gcs, None, has_cpu_workers=False).needs["workers"]
+        need = demand.read(gcs, of_gpus).needs["workers"]
         found = [need.used, need.requested]
         if found == [in_use, needed]:
             break
@@ -54,7 +59,7 @@ start(gpus=2, dashboard=True)
 
 def show_all(cpus=0, **expected):
     for _ in range(4000):
-        needs = demand.read(gcs, None, has_cpu_workers=True).needs
+        needs = demand.read(gcs, with_cpus).needs
         found = dataclasses.asdict(needs["workers"]) | {"cpus": needs["cpu-workers"].requested}
         del found["idle_seconds"]
         if found == {**dict.fromkeys(found, 0), "available": 2, "cpus": cpus, **expected}:
@@ -63,7 +68,7 @@ def show_all(cpus=0, **expected):
     print(json.dumps(found), flush=True)
 
 def idle_seconds():
-    return demand.read(gcs, None, has_cpu_workers=True).needs["workers"].idle_seconds
+    return demand.read(gcs, with_cpus).needs["workers"].idle_seconds
 
 def show_use():
     print(json.dumps([demand.node_in_use(gcs, context.address_info["node_ip_address"])]), flush=True)
@@ -174,7 +179,7 @@ info = parse_cluster_info(sys.argv[1])
 
 def show_kinds(count):
     for _ in range(4000):
-        found = demand.read(gcs, info, has_cpu_workers=False)
+        found = demand.read(gcs, info)
         needs = {kind: need.requested for kind, need in found.needs.items() if need.requested}
         if sum(needs.values()) + len(found.unmet) == count:
             break
@@ -215,14 +220,17 @@ os.environ["RAY_DATA_MIN_GAP_BETWEEN_AUTOSCALING_REQUESTS"] = "1"
 import ray
 from ray_on_ecs.node import demand
 
-context = ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+labels = {"ray.io/node-group": "cpu-workers"}
+context = ray.init(
+    address="local", num_cpus=2, num_gpus=0, labels=labels, include_dashboard=False, log_to_driver=False
+)
 
 def prepare(batch):
     time.sleep(0.2)
     return batch
 
 def cpus():
-    found = demand.read(context.address_info["gcs_address"], None, has_cpu_workers=True).needs["cpu-workers"]
+    found = demand.read(context.address_info["gcs_address"], with_cpus).needs["cpu-workers"]
     return found.available, found.requested
 
 rows = iter(ray.data.range(2000, override_num_blocks=2000).map_batches(prepare).iter_rows())
@@ -355,8 +363,8 @@ def test_ray_data_requests_cpus_until_it_ends(environment: dict[str, str]) -> No
 
 
 def lines_of(script: str, *arguments: str, environment: dict[str, str]) -> list[Any]:
-    """Lines that a script prints, as JSON."""
-    lines = _run(script, *arguments, environment=environment).stdout.splitlines()
+    """Lines that a script prints, as JSON; it has the variables of `STACKS`."""
+    lines = _run(STACKS + script, *arguments, environment=environment).stdout.splitlines()
     return [json.loads(line) for line in lines if line.startswith(("{", "["))]
 
 

@@ -207,7 +207,6 @@ class Cluster:
                 cluster=cluster,
                 metrics_namespace=METRICS,
                 cluster_info_parameter=CLUSTER_INFO,
-                cpu_workers=True,
             )
         return containers.worker(common, head_host=HEAD_HOST, pool=POOLS[kind])
 

@@ -42,6 +42,7 @@ from tests.aws import REGION, environment
 from tests.local_cluster import REPOSITORY
 from tests.ray_on_ecs.node.test_desk import DRIVER, JANE
 from tests.waiting import LIMIT_SECONDS, until
+from tests.worker_pools import node_group, workers
 
 # The idle time after which the head sleeps.
 AFTER_SECONDS = 1.5
@@ -82,6 +83,7 @@ head.RAY = (sys.executable, "-c", given["ray"], str(given["port"]))
 idle.PROC, idle.LOOK_SECONDS, metrics.PUBLISH_SECONDS = Path(given["proc"]), 0.2, 0.5
 desk.POLL_SECONDS, desk.STATE_SECONDS = 0.1, 0.3
 api.check_gcs = lambda *_: None
+metrics.read_cluster_info = lambda: given["info"]
 resource_state.read = lambda gcs: resource_state.ResourceState()
 resource_state.read_nodes = lambda gcs: [gcs]
 head.main()
@@ -150,7 +152,13 @@ class Stack:
         self.starts += 1
         self._disk = self.folder / f"disk-{self.starts}"
         self._disk.mkdir()
-        given = {"driver": DRIVER, "ray": RAY, "port": free_ports(1)[0], "proc": str(self.folder / "proc")}
+        given = {
+            "driver": DRIVER,
+            "ray": RAY,
+            "port": free_ports(1)[0],
+            "proc": str(self.folder / "proc"),
+            "info": workers(workers=node_group()),
+        }
         with (self.folder / f"head-{self.starts}.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", HEAD, json.dumps(given)],

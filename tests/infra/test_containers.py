@@ -102,7 +102,7 @@ def test_user_variables_do_not_override_container_variables() -> None:
     )
     cpu_worker = containers.worker(common, head_host="head.x.internal", pool=CPU_POOL, block="cr-0123456789abcdef0")
     names = {"RAY_AUTH_TOKEN"}
-    whole = head(cpu_workers=True, secrets_key_arn="arn", sleep_after_minutes=60, run_max_hours=1.0, run_max_usd=1.0)
+    whole = head(secrets_key_arn="arn", sleep_after_minutes=60, run_max_hours=1.0, run_max_usd=1.0)
     for container in (whole, worker(), cpu_worker):
         names |= environment(container).keys()
     assert names - {"HF_HOME"} == containers.OWN_VARIABLES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -306,14 +305,6 @@ def test_the_contracts_gpus_are_constants_of_ray() -> None:
 def test_a_gpu_that_no_node_has_in_ray_starts_none(name: str) -> None:
     info = workers(workers=node_group("a100", "p4d.24xlarge", units=8))
     assert pools.kind_of_request(Request({"GPU": 1, f"{GPU_RESOURCE}{name}": 0.001}), info) is None
-
-
-def test_a_gpu_without_a_name_may_be_any() -> None:
-    info = workers(workers=node_group(gpu="GPU"))
-    for resource, label in product(["H100", "L4"], ["H100", "L4"]):
-        request = Request({"GPU": 1, f"{GPU_RESOURCE}{resource}": 0.001}, (of(label, label=GPU_LABEL),))
-        assert pools.kind_of_request(request, info) == "workers"
-    assert pools.kind_of_request(Request({"GPU": 2}), info) is None
 
 
 def test_a_request_in_words() -> None:

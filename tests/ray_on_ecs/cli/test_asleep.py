@@ -106,7 +106,7 @@ def status_of(laptop: Laptop) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", STATES)
 def test_status_names_a_head_that_sleeps(laptop: Laptop, name: str) -> None:
-    node = {"kind": ray_status.HEAD, "instance_type": None, "zone": None, "market": None, "up_seconds": 900}
+    node = {"kind": ray_status.HEAD, "pool": "", "instance_type": None, "zone": None, "market": None, "up_seconds": 900}
     nodes = [{**node, **dict.fromkeys(("gpus", "cpus", "gpus_used", "cpus_used"), 0.0)}]
     put_state(laptop, name, ray={"ray_version": "2.60.0", "nodes": nodes})
     rows = status_of(laptop)

@@ -18,7 +18,6 @@ from ray_on_ecs.cli import history
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import history_rows
 from ray_on_ecs.storage import layout
-from ray_on_ecs.tracking import curves
 from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders, moment
 
@@ -206,14 +205,14 @@ def test_unreadable_run_is_named(
 ) -> None:
     for name in ("mine", "other"):
         folders.script(name)
-    real = history_rows.read_curves
+    real = history_rows.sample
 
-    def fails(storage: Any, *given: Any, **options: Any) -> curves.Curves:
+    def fails(storage: Any, *given: Any, **options: Any) -> Any:
         if storage.run_name == "mine":
             raise PermissionError("denied")
         return real(storage, *given, **options)
 
-    monkeypatch.setattr(history_rows, "read_curves", fails)
+    monkeypatch.setattr(history_rows, "sample", fails)
     assert main(["history", "--local", "--no-browser"]) == 0
     assert "1 run without settings and curves, such as mine (denied)" in capsys.readouterr().err
     runs = data()["runs"]

@@ -10,12 +10,7 @@ from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import LocalCluster
 from tests.ray_on_ecs.cli.folders import Folders, Jobs, job, jobs_here
 
-JOB_LOG = (
-    "2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
-    "Running entrypoint for job mine: python -m ray_on_ecs.run --run-name mine train.py\n"
-    "run      mine\n"
-    "\x1b[31mred\x1b[0m\n"
-)
+JOB_LOG = "*** SIGTERM received at time=1795616332 on cpu 1 ***\nrun      mine\n\x1b[31mred\x1b[0m\n"
 
 
 @pytest.fixture

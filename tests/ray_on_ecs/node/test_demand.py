@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ray.autoscaler.v2 import sdk
 
-from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.node import api, demand, resource_state
 from ray_on_ecs.node.demand import Demand, Need, demand_of
 from ray_on_ecs.node.resource_state import Node, ResourceState
@@ -17,10 +16,8 @@ from ray_on_ecs.pools import GPU_RESOURCE, ZONE_LABEL, Condition, Request
 from tests.worker_pools import cpu_group, node_group, workers
 
 GROUP = "ray.io/node-group"
-# Stacks of which the head knows nothing, with and without CPU workers, and the same with their cluster info.
-UNKNOWN = [None, workers(workers=node_group(units=4))]
-UNKNOWN_WITH_CPUS = [None, workers(workers=node_group(units=4), cpu_workers=cpu_group())]
-KNOWN = pytest.mark.parametrize("is_known", [False, True], ids=["workers not known", "workers known"])
+WITHOUT_CPU_WORKERS = workers(workers=node_group(units=4))
+WITH_CPU_WORKERS = workers(workers=node_group(units=4), cpu_workers=cpu_group())
 
 
 def node(
@@ -60,7 +57,6 @@ HALF = asks(0.5)
 ROUNDED = [asks(each) for each in (0.1, 0.2, 0.7)]
 
 
-@KNOWN
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [
@@ -106,14 +102,13 @@ ROUNDED = [asks(each) for each in (0.1, 0.2, 0.7)]
         "nor does work for neither",
     ],
 )
-def test_desired_gpus(found: ResourceState, wanted: int, is_known: bool) -> None:
-    result = demand_of(found, UNKNOWN[is_known], has_cpu_workers=False)
+def test_desired_gpus(found: ResourceState, wanted: int) -> None:
+    result = demand_of(found, WITHOUT_CPU_WORKERS)
     assert result.needs.keys() == {"workers"}
     assert result.needs["workers"].requested == wanted
     assert result.unmet == ()
 
 
-@KNOWN
 @pytest.mark.parametrize(
     ("found", "gpus", "cpus"),
     [
@@ -149,12 +144,11 @@ def test_desired_gpus(found: ResourceState, wanted: int, is_known: bool) -> None
         "more than a node has",
     ],
 )
-def test_desired_cpus_of_cpu_workers(found: ResourceState, gpus: int, cpus: int, is_known: bool) -> None:
-    needs = demand_of(found, UNKNOWN_WITH_CPUS[is_known], has_cpu_workers=True).needs
+def test_desired_cpus_of_cpu_workers(found: ResourceState, gpus: int, cpus: int) -> None:
+    needs = demand_of(found, WITH_CPU_WORKERS).needs
     assert {kind: need.requested for kind, need in needs.items()} == {"workers": gpus, "cpu-workers": cpus}
 
 
-@KNOWN
 @pytest.mark.parametrize(
     ("found", "need"),
     [
@@ -171,8 +165,8 @@ def test_desired_cpus_of_cpu_workers(found: ResourceState, gpus: int, cpus: int,
     ],
     ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a CPU worker"],
 )
-def test_use_of_the_workers(found: ResourceState, need: Need, is_known: bool) -> None:
-    assert demand_of(found, UNKNOWN_WITH_CPUS[is_known], has_cpu_workers=True).needs["workers"] == need
+def test_use_of_the_workers(found: ResourceState, need: Need) -> None:
+    assert demand_of(found, WITH_CPU_WORKERS).needs["workers"] == need
 
 
 # Several pools
@@ -187,9 +181,9 @@ ZONE_B = Condition(ZONE_LABEL, ("us-west-2b",))
 H100 = Request({"GPU": 1, f"{GPU_RESOURCE}H100": 0.001})
 
 
-def requested(found: ResourceState, info: ClusterInfo | None = POOLS) -> Mapping[str, int]:
+def requested(found: ResourceState) -> Mapping[str, int]:
     """The requested numbers that are not 0."""
-    needs = demand_of(found, info, has_cpu_workers=True).needs
+    needs = demand_of(found, POOLS).needs
     return {kind: need.requested for kind, need in needs.items() if need.requested}
 
 
@@ -226,7 +220,7 @@ def test_nodes_count_for_their_kind() -> None:
         node(8, gpus_used=8, pool="h100", zone="us-west-2a"),
         node(cpus=0),
     ]
-    assert demand_of(state(*nodes), POOLS, has_cpu_workers=False) == Demand(
+    assert demand_of(state(*nodes), POOLS) == Demand(
         needs={
             "workers": Need(requested=1, available=1, used=1, in_use=1),
             "workers-b": Need(requested=0, available=1, used=0, in_use=0, idle_seconds=(7,)),
@@ -250,23 +244,9 @@ def test_a_program_requests_what_is_there_first() -> None:
     ids=["too many GPUs", "another pool", "another GPU", "no fallback"],
 )  # fmt: skip
 def test_a_request_that_no_kind_fits_is_named_and_starts_nothing(request_: Request) -> None:
-    found = demand_of(state(pending=[(request_, 2), asks(1)]), POOLS, has_cpu_workers=True)
+    found = demand_of(state(pending=[(request_, 2), asks(1)]), POOLS)
     assert found.unmet == (request_,)
     assert {kind for kind, need in found.needs.items() if need.requested} == {"workers"}
-
-
-def test_other_pools_count_for_none_while_they_are_not_known() -> None:
-    """Else the default pool's alarm would start as many workers."""
-    view = state(
-        node(8, gpus_used=8, pool="h100"),
-        pending=[asks(1, 0, of("h100")), asks(1, 0, of("h100", "cpu-workers", is_not=True)), asks(1, 0, ZONE_B)],
-    )
-    assert requested(view, None) == {"workers": 2}
-    assert demand_of(view, None, has_cpu_workers=False).needs["workers"].in_use == 0
-
-
-def test_a_gpu_counts_for_the_workers_that_are_not_known() -> None:
-    assert requested(state(pending=[(H100, 1)]), None) == {"workers": 1}
 
 
 def used_node(address: str, **used: float) -> Node:

@@ -17,7 +17,6 @@ from ray_on_ecs import cluster_info
 from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CLUSTER_INFO_VARIABLE,
-    CPU_WORKERS_VARIABLE,
     HEAD_IDLE,
     HEAD_REQUESTED,
     KIND_DIMENSION,
@@ -67,14 +66,12 @@ def set_state(monkeypatch: pytest.MonkeyPatch, state: ResourceState) -> None:
 
 @pytest.fixture
 def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """A head whose cluster has three GPUs and needs five, and a CPU worker with eight CPUs and needs ten."""
+    """A head whose cluster has three GPUs and needs five, and a worker with eight CPUs, which needs ten."""
     nodes = [used_node(gpus=1), used_node(gpus=2), used_node(pool="cpu-workers"), used_node(cpus=0)]
     pending = ((Request({"GPU": 1}), 2), (Request({"CPU": 2}), 1))
     state = ResourceState(nodes=tuple(nodes), pending=pending)
     set_state(monkeypatch, state)
-    monkeypatch.setattr(cluster_info, "_answers", {})
-    for name in (CPU_WORKERS_VARIABLE, CLUSTER_INFO_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(metrics, "read_cluster_info", lambda: workers(workers=node_group(max=9)))
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
     return head
 
@@ -100,7 +97,8 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
 def test_cpu_metrics_are_published_with_cpu_workers(
     ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CPU_WORKERS_VARIABLE, "true")
+    info = workers(workers=node_group(max=9), cpu_workers=cpu_group())
+    monkeypatch.setattr(metrics, "read_cluster_info", lambda: info)
     metrics.publish("head-f")
     published = metric_totals(cloudwatch, "head-f")
     expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}
@@ -171,25 +169,6 @@ def test_each_kind_has_its_metrics(ray: Head, by_kind: None, calls: list[list[di
     }
 
 
-@pytest.mark.parametrize(
-    ("namespace", "variables"),
-    [
-        ("head-j", {"AWS_ENDPOINT_URL_SSM": "http://127.0.0.1:9"}),
-        ("head-k", {CLUSTER_INFO_VARIABLE: "missing"}),
-        ("head-l", {CLUSTER_INFO_VARIABLE: "not/a/name//"}),
-    ],
-    ids=["AWS does not answer", "no such parameter", "refused"],
-)
-def test_metrics_without_the_cluster_info(
-    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], namespace: str
-) -> None:
-    for name, value in {CLUSTER_INFO_VARIABLE: "info", **variables}.items():
-        monkeypatch.setenv(name, value)
-    ray.answer = summary(node())
-    metrics.publish(namespace)
-    assert set(metric_totals(cloudwatch, namespace)) == COUNTS
-
-
 def test_scaling_metrics_without_gpu_utilization(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
@@ -236,8 +215,29 @@ def hang_gcs(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "own_gcs", lambda: "192.0.2.1:6379")
 
 
-@pytest.mark.parametrize("fault", [silence_gcs, fail_demand, hang_gcs])
-def test_head_whose_ray_does_not_answer_is_busy(
+def without_info(parameter: str) -> Callable[[Gcs, pytest.MonkeyPatch], None]:
+    """Return a fault with which AWS has never told the stack's workers."""
+
+    def begin(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster_info, "_answers", {})
+        monkeypatch.setattr(metrics, "read_cluster_info", cluster_info.read_cluster_info)
+        monkeypatch.setenv(CLUSTER_INFO_VARIABLE, parameter)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        silence_gcs,
+        fail_demand,
+        hang_gcs,
+        pytest.param(without_info("missing"), id="no such parameter"),
+        pytest.param(without_info("not/a/name//"), id="refused"),
+        pytest.param(without_info(""), id="outside a stack"),
+    ],
+)
+def test_head_that_does_not_know_its_demand_is_busy(
     ray: Head,
     gcs_server: Gcs,
     idle: Idle,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -89,54 +88,23 @@ def test_a_command_chooses_pools_by_the_heads_state(monkeypatch: pytest.MonkeyPa
     assert workers_of(stored(monkeypatch, None)) is None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EarlierNode:
-    """A node in a command of before there were pools, which drops nodes with other fields."""
-
-    kind: str
-    instance_type: str | None
-    zone: str | None
-    market: str | None
-    gpus: float
-    cpus: float
-    gpus_used: float
-    cpus_used: float
-    up_seconds: int
-
-
-def test_an_earlier_command_reads_all_nodes(monkeypatch: pytest.MonkeyPatch, dashboard: list[dict[str, Any]]) -> None:
-    dashboard += [listed(labels) for labels, *_ in NODES]
-    ray = stored(monkeypatch, INFO)
-    assert [EarlierNode(**node).kind for node in ray["nodes"]] == [known[0] for _, known, _ in NODES]
-    assert {"ray_version", "nodes", "gpus"} <= ray.keys()
-
-
 OWN: dict[str, Any] = {
-    **{"kind": "workers", "instance_type": "g5.xlarge", "zone": None, "market": None},
+    **{"kind": "workers", "pool": "default", "instance_type": "g5.xlarge", "zone": None, "market": None},
     **{"gpus": 1, "cpus": 4, "gpus_used": 0, "cpus_used": 0, "up_seconds": 5},
 }
 
 
-@pytest.mark.parametrize(
-    ("node", "pool"),
-    [
-        (OWN, "default"),
-        ({**OWN, "kind": "cpu-workers"}, "cpu"),
-        ({**OWN, "kind": "head"}, ""),
-        ({**OWN, "of_a_later_head": 1}, "default"),
-        ({**OWN, "pool": "of a later head"}, "default"),
-    ],
-)
-def test_states_of_other_heads_are_read(node: dict[str, Any], pool: str) -> None:
-    assert nodes_of({"nodes": [node]}) == [Node(**{**OWN, "kind": node["kind"]}, pool=pool)]
+@pytest.mark.parametrize("more", [{}, {"of_a_later_head": 1}])
+def test_states_of_other_heads_are_read(more: dict[str, Any]) -> None:
+    assert nodes_of({"nodes": [{**OWN, **more}]}) == [Node(**OWN)]
 
 
-@pytest.mark.parametrize("node", [None, 1, [], {}, {"kind": "workers"}, {**OWN, "kind": []}])
+@pytest.mark.parametrize("node", [None, 1, [], {}, {"kind": "workers"}, {**OWN, "kind": []}, {**OWN, "pool": []}])
 def test_broken_nodes_are_left_out(node: Any) -> None:
-    assert nodes_of({"nodes": [node, OWN]}) == [Node(**OWN, pool="default")]
+    assert nodes_of({"nodes": [node, OWN]}) == [Node(**OWN)]
 
 
 @pytest.mark.parametrize("groups", [None, [], {}, "text", {"workers": None}, {"workers": {}}, {"workers": []}])
 def test_broken_groups_are_not_used(groups: Any) -> None:
     assert workers_of({"groups": groups}) is None
-    assert nodes_of({"groups": groups, "nodes": [OWN]}) == [Node(**OWN, pool="default")]
+    assert nodes_of({"groups": groups, "nodes": [OWN]}) == [Node(**OWN)]

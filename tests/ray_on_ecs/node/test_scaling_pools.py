@@ -401,7 +401,6 @@ def test_a_request_that_no_pool_fits_is_said_once(capsys: pytest.CaptureFixture[
     ("status", "pools"),
     [
         ('{"pool": {"name": "h100", "zone": "us-west-2c"}, "pools": ["l4", "h100"]}', ["l4", "h100"]),
-        ('{"pool": {"name": "h100", "zone": "us-west-2c"}}', ["h100"]),
         ('{"state": "training"}', []),
         ('{"pool": null}', []),
         (None, []),

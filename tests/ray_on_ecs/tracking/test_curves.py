@@ -11,7 +11,7 @@ import pytest
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import curves
-from ray_on_ecs.tracking.curves import Curves, read_curves, thin
+from ray_on_ecs.tracking.curves import Curves, sample, thin
 from ray_on_ecs.tracking.records import read_records
 
 RESULT = layout.RESULT
@@ -38,8 +38,8 @@ def records(steps: Iterable[int], **metrics: Any) -> list[dict[str, Any]]:
     ]
 
 
-def read(storage: RunStorage, points: int = 10_000, **options: Any) -> Curves:
-    return read_curves(storage, storage.listing().files, points, **options)
+def read(storage: RunStorage, **options: Any) -> Curves:
+    return thin(sample(storage, storage.listing().files, **options), 10_000)
 
 
 def test_thinned_curve_keeps_both_ends() -> None:
@@ -149,4 +149,4 @@ def test_file_that_is_gone_is_left_out(storage: RunStorage) -> None:
     storage.write_lines(layout.METRICS, records([1, 2], loss=0.5))
     files = storage.listing().files
     storage.delete(layout.METRICS)
-    assert read_curves(storage, files, 10) == Curves()
+    assert sample(storage, files) == []

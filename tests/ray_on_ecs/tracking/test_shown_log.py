@@ -11,8 +11,6 @@ from ray.experimental import tqdm_ray
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, OF_PROCESSES, Filter, ForwardedLines, printable
 
 JOB_LOG = """\
-2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.
-Running entrypoint for job wait1: python -m ray_on_ecs.run --num-workers 3 --run-name wait1 ddp_snapshot.py
 run      wait1
 *** SIGTERM received at time=1795616332 on cpu 1 ***
 PC: @     0x7fcb3fced545  (unknown)  clock_nanosleep
@@ -50,7 +48,7 @@ def batch(*lines: str, actor: str = "RayTrainWorker", is_err: bool = False, **ch
     return {**given, "is_err": is_err, "lines": list(lines), "localhost": "10.0.0.7", **changed}
 
 
-def test_job_log_begins_with_the_runs_own_lines() -> None:
+def test_driver_log_is_without_the_stack_of_sigterm() -> None:
     assert list(Filter().shown(JOB_LOG.splitlines())) == [
         "run      wait1",
         "[rank 0] epoch 3",
