@@ -45,7 +45,7 @@ def show_page(page: Path) -> None:
     # Only one with windows: a browser of the terminal would hide what is printed.
     has_windows = sys.platform == "darwin" or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
     if not has_windows or not webbrowser.open(page.as_uri()):
-        note("no browser found; open the file in one")
+        note(f"a browser was not found; open {page} in one")
 
 
 def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:

@@ -332,7 +332,7 @@ class LocalCluster(HeadCluster):
         return MachineJobs(ray=self._ray.variables if self._ray else None, ends_ray=True)
 
     def check_settings(self, config: RunConfig) -> RunConfig:
-        # Also their number of workers.
+        # The number of workers, too.
         cpus = os.cpu_count() or 1
         workers = config.workers[0] if config.workers else DEFAULT_WORKERS
         if workers > (most := max(MOST_WORKERS, WORKERS_PER_CPU * cpus)):

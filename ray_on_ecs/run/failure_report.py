@@ -175,5 +175,5 @@ def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: R
     except OSError as cause:
         see = f"{layout.ERROR} could not be written to {storage.uri} ({one_line(cause)})"
     # A script that ended by itself would do so again.
-    way_on = "correct it, and continue with" if (failure.status or 0) > 0 else "continue with"
+    way_on = "correct the script, and continue with" if (failure.status or 0) > 0 else "continue with"
     return decision.error(f"{decision.line}; {see}; {way_on} --run-name {config.run_name}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ray_on_ecs.run.supervisor import is_shell
+from ray_on_ecs.run.supervisor import handles_sigterm, is_shell, started_by
 
 # For the processes to stop, for the signal to pass the supervisor, and for the script to end by it.
 SIGNAL_SECONDS, POLL_SECONDS = 1.0, 0.002
@@ -40,10 +40,10 @@ def end_paused(held: list[psutil.Process]) -> bool:
     """Let SIGTERM, which was sent to the first of these processes, end it; the others stay stopped.
 
     The supervisor then kills these. Return whether it has ended so. A process that handles the signal is left as it is,
-    as any process outside Linux, and as the others if the first is a shell and one of them handles it.
+    as any process outside Linux, and as all behind a shell if one that it has started handles it.
     """
     command = held[0]
-    if is_shell(command.pid) and any(_has_signal(process.pid, "SigCgt") for process in held[1:]):
+    if is_shell(command.pid) and any(map(handles_sigterm, started_by(command.pid))):
         return False
     if not _wait(lambda: _has_signal(command.pid, "ShdPnd", "SigPnd")) or _has_signal(
         command.pid, "SigCgt", "SigIgn", "SigBlk"

@@ -43,7 +43,9 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # a node needs minutes to join
 PLACED_SECONDS = 2.0  # another run may have taken the room
 CONNECT_SECONDS = 5.0  # the head is in the same network
-BUSY_SECONDS = 30.0  # a GCS may answer late, for instance just after its head has restarted
+# A GCS may answer late, for instance just after its head has restarted.
+BUSY_SECONDS, BUSY_POLL_SECONDS = 30.0, 1.0
+WRONG_TOKEN = "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's"
 # Ray ends a driver, which then prints nothing, when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
@@ -78,7 +80,7 @@ def connect() -> None:
             ray.init(address=address, logging_level=logging.ERROR)
         logger.debug(f"joined the Ray cluster at {address}")
     except AuthenticationError as cause:
-        raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
+        raise UsageError(WRONG_TOKEN) from cause
     except ConnectionError as cause:
         raise ResourceError(
             f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
@@ -310,14 +312,28 @@ def placement_groups(jobs: Collection[str] | None = None) -> dict[str, Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ResourceError unless a Ray cluster at `host:port` answers: Ray itself would try for ever."""
+    """Raise unless a Ray cluster at `host:port` answers, as `connect` does: Ray itself would try for ever."""
     try:
         _connect_to(address)
-        api.check_gcs(address, BUSY_SECONDS)
+        _check_gcs(address)
+    except api.TokenError as cause:
+        raise UsageError(WRONG_TOKEN) from cause
     except (OSError, ValueError) as cause:  # the latter of text that can't be an address
         reason = getattr(cause, "reason", cause)
         line = f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({reason})"
         raise ResourceError(f"{line}; correct it, or train on this machine by ray-on-ecs run --local") from cause
+
+
+def _check_gcs(address: str) -> None:
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            api.check_gcs(address, BUSY_SECONDS)
+            return
+        except api.AnswerError as cause:
+            if not cause.is_passing or time.monotonic() > until:
+                raise
+        time.sleep(BUSY_POLL_SECONDS)
 
 
 def _connect_to(address: str) -> None:

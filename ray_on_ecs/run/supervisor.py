@@ -64,7 +64,7 @@ def main() -> None:
 
         def forward(signum: int, frame: object = None) -> None:
             if signum == signal.SIGTERM and is_shell(command.pid):
-                started[:] = _started_by(command.pid)
+                started[:] = started_by(command.pid)
                 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # for their exit statuses
             command.send_signal(signum)
 
@@ -112,41 +112,52 @@ def _end_at_eof(forward: Callable[[int], None], mark: str) -> None:
     _kill_all(mark)
 
 
-def _started_by(shell: int) -> list[int]:
-    """Return the processes that a shell has started, and those that shells among them have."""
+def started_by(shell: int) -> list[int]:
+    """Return the processes that a shell has started, and those that shells without a trap among them have."""
     started = []
     for pid in _processes():
         with suppress(OSError, IndexError):
             if int(_read(pid, "stat").rpartition(b") ")[2].split()[1]) == shell:
-                started += [pid, *(_started_by(pid) if is_shell(pid) else ())]
+                started += [pid, *(started_by(pid) if is_shell(pid) and not handles_sigterm(pid) else ())]
     return started
 
 
 def _terminate(started: Sequence[int]) -> int:
     """Send SIGTERM to processes that a shell had started, and wait for those that handle it.
 
-    Return the first exit status of these that is not 0; -SIGTERM if none handles it. Shells get it first, as they would
-    go on with their next command. A program without a handler, such as tee, is killed last: others write to it.
+    Return the first exit status of these that is not 0, or -SIGTERM if there is another program. Shells get it first,
+    as they would go on with their next command. A filter, such as tee, gets none: others write to it.
     """
-    handling = [pid for pid in started if _handles_sigterm(pid)]
-    for pid in [*filter(is_shell, started), *handling]:
+    handling = [pid for pid in started if handles_sigterm(pid)]
+    shells = [pid for pid in started if is_shell(pid) and pid not in handling]
+    others = [pid for pid in started if pid not in (*handling, *shells) and not _is_filter(pid)]
+    for pid in [*shells, *others, *handling]:
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
-    statuses = []
+    statuses = [-signal.SIGTERM] * bool(others or not handling)
     for pid in handling:
         while _is_running(pid):
             time.sleep(PAUSE_SECONDS)
         with suppress(ChildProcessError):
             statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    return next(filter(None, statuses), 0) if statuses else -signal.SIGTERM
+    return next(filter(None, statuses), 0)
 
 
-def _handles_sigterm(pid: int) -> bool:
+def handles_sigterm(pid: int) -> bool:
+    """Return whether a process has a handler of SIGTERM; False outside Linux."""
     try:
         caught = next(line for line in _read(pid, "status").splitlines() if line.startswith(b"SigCgt:"))
     except (OSError, StopIteration):
         return False
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _is_filter(pid: int) -> bool:
+    """Return whether a process reads a pipe."""
+    try:
+        return os.readlink(f"{PROC}/{pid}/fd/0").startswith("pipe:")
+    except OSError:
+        return False
 
 
 def _kill_all(mark: str) -> None:

@@ -170,8 +170,8 @@ class RunFolder:
         for name, (file, state) in (self._known() or known.read(self._root)).items():
             path = old_folder / name
             is_wanted = snapshot.files.get(name) == file and file.link is None
-            # The last files of a start may be links to the snapshot's, which the next start must not write.
-            if is_wanted and state_of(path) == state and path.lstat().st_nlink == 1:
+            # With --local the last files of a start may be links to the snapshot's, which the next must not write.
+            if is_wanted and state_of(path) == state and not (self._is_direct and path.lstat().st_nlink > 1):
                 on_disk[name] = path
         left_out = [*snapshot.refused, *restore(self._storage, snapshot.files, self.folder, on_disk)]
         if left_out:

@@ -56,13 +56,15 @@ class NodeFiles:
         """Store the files that are complete; called on another thread while the scripts run."""
         if self._was_killed:
             return
+        before = self._folder.part_name, self._committed
         try:
             self._look()
             left_out = self._folder.part.left_out
             if left_out and left_out != self._left_out:
                 logger.info(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out")
             self._left_out = left_out
-            self._outage.note(None, time.monotonic())
+            if before != (self._folder.part_name, self._committed):  # else nothing was stored
+                self._outage.note(None, time.monotonic())
         except Exception as cause:  # the thread continues
             self._outage.note(self._why(cause), time.monotonic())
 

@@ -110,7 +110,7 @@ class ProgramLauncher:
         """
         if self._hang_timeout is None or self._watch.waits_since is not None:
             process.heard()
-        if time.monotonic() < self._next_store:
+        if time.monotonic() < self._next_store and process.wait(0.0) is None:
             return
         trials = self._trials
         with suppress(OSError):  # there are none yet

@@ -147,14 +147,20 @@ class TuneReporter(Callback):
         if self._folder is None:
             return
         path = Path(self._folder, layout.TRIALS)
-        with suppress(Exception):  # of a full disk, or a strange configuration: it would end the program
+        with suppress(OSError, ValueError):  # of a full disk: an error here would end the program
             table = json.loads(path.read_text()) if path.exists() else {}  # of an earlier sweep of the program
-            for trial in trials:
-                shown = _of_trial(trial.last_result)
-                table[trial.trial_id] = {"status": trial.status, "config": _named(trial.config), "metrics": shown}
+            table |= {trial.trial_id: _row(trial) for trial in trials}
             part = path.with_suffix(".part")
-            part.write_text(json.dumps(table, indent=2, default=str))
+            part.write_text(json.dumps(table, indent=2))
             part.replace(path)
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    """Return what the table says of a trial; its configuration is None if JSON can't have it."""
+    config = None
+    with suppress(Exception):  # of a user's object, or of one that contains itself
+        config = json.loads(json.dumps(_named(trial.config), default=str))
+    return {"status": trial.status, "config": config, "metrics": _of_trial(trial.last_result)}
 
 
 def _of_trial(result: dict[str, Any] | None) -> dict[str, float | None]:

@@ -49,7 +49,7 @@ def test_path_is_printed_without_a_browser(folders: Folders, capsys: pytest.Capt
     assert main(["open", "--local", "first"]) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith("report.html\n")
-    assert sys.platform != "linux" or "no browser" in printed.err
+    assert sys.platform != "linux" or "a browser was not found" in printed.err
 
 
 def test_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> None:

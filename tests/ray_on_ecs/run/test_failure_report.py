@@ -69,7 +69,9 @@ def test_stacks_of_another_request_are_not_stored(run: tuple[RunConfig, RunStora
     assert (folder.name == request_id) == request_id.startswith("2026")
 
 
-@pytest.mark.parametrize(("status", "way_on"), [(None, "continue"), (1, "correct it, and continue"), (-9, "continue")])
+@pytest.mark.parametrize(
+    ("status", "way_on"), [(None, "continue"), (1, "correct the script, and continue"), (-9, "continue")]
+)
 def test_error_names_file_and_command_to_continue(
     run: tuple[RunConfig, RunStorage], status: int | None, way_on: str
 ) -> None:

@@ -229,6 +229,37 @@ def test_script_behind_a_shell_may_save(tmp_path: Path, lines: list[str], form: 
     assert "next\n" not in lines
 
 
+@pytest.mark.parametrize("order", ["{plain} & {gentle}", "{gentle} & {plain}", "{gentle} & (sh -c {inner}; echo next)"])
+def test_status_behind_a_shell_is_of_a_program_that_is_killed(tmp_path: Path, lines: list[str], order: str) -> None:
+    plain = f"{sys.executable} -c 'import time; print(\"plain\", flush=True); time.sleep(600)'"
+    gentle = f"{sys.executable} -uc {shlex.quote(GENTLE)}"
+    command = order.format(plain=plain, gentle=gentle, inner=shlex.quote(f"{plain}; echo next"))
+    with ScriptProcess(
+        ["bash", "-c", f"{command}; echo next"], ProcessOptions(os.environ, tmp_path, lines.append)
+    ) as each:
+        until(lambda: {"plain\n", "ready\n"} <= set(lines))
+        each.terminate()
+        assert each.wait(LIMIT_SECONDS) == -signal.SIGTERM, "its files may be torn"
+    assert (tmp_path / "saved").exists()
+    assert "next\n" not in lines
+
+
+def test_inner_shell_with_a_trap_passes_the_signal_on_itself(tmp_path: Path, lines: list[str]) -> None:
+    counting = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saving'), time.sleep(1), sys.exit(0)))\n"
+        "print('ready')\n"
+        "time.sleep(600)"
+    )
+    inner = f"trap 'kill -TERM $child; wait $child' TERM; {sys.executable} -uc {shlex.quote(counting)} & child=$!; wait"
+    command = f"bash -c {shlex.quote(inner)}; echo next"
+    with ScriptProcess(["bash", "-c", command], ProcessOptions(os.environ, tmp_path, lines.append)) as each:
+        until(lambda: "ready\n" in lines)
+        each.terminate()
+        assert each.wait(LIMIT_SECONDS) is not None
+    assert lines == ["ready\n", "saving\n"]
+
+
 @pytest.mark.parametrize("shell", [[], ["bash", "-c"]], ids=["of a script", "of a shell"])
 def test_children_that_ignore_sigterm_are_killed(tmp_path: Path, lines: list[str], shell: list[str]) -> None:
     child = f"{sys.executable} -c {shlex.quote(STUBBORN.format(alone=''))}; echo next"

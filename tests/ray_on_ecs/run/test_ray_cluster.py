@@ -34,6 +34,23 @@ def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch
         ray_cluster.connect()
 
 
+def test_token_that_the_gcs_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_connect_to", lambda address: None)
+    monkeypatch.setattr(ray_cluster.api, "check_gcs", Mock(side_effect=ray_cluster.api.TokenError))
+    with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
+        ray_cluster._check_reachable("127.0.0.1:6379")
+
+
+def test_busy_gcs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = ray_cluster.api.AnswerError("127.0.0.1:6379", "UNAVAILABLE", is_passing=True)
+    check = Mock(side_effect=[busy, busy, None])
+    monkeypatch.setattr(ray_cluster, "BUSY_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(ray_cluster, "_connect_to", lambda address: None)
+    monkeypatch.setattr(ray_cluster.api, "check_gcs", check)
+    ray_cluster._check_reachable("127.0.0.1:6379")
+    assert check.call_count == 3
+
+
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:9", "no-such-host.invalid:9", "a..b:9", "[::1]:9", f"{'x' * 300}:9", "auto"]
 )

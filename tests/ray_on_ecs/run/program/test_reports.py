@@ -195,13 +195,26 @@ def test_any_configuration_of_a_trial_is_in_the_table(tmp_path: Path, config: An
     assert table == {"a": {"status": "TERMINATED", "config": stored, "metrics": {"loss": 1.0}}}
 
 
-def test_table_that_cannot_be_written_does_not_end_the_sweep(tmp_path: Path) -> None:
+class Broken:
+    """A value that can't be shown."""
+
+    def __str__(self) -> str:
+        raise TypeError
+
+
+def test_configuration_that_cannot_be_written_hides_no_other_trial(tmp_path: Path) -> None:
     config: dict[str, Any] = {}
     config["itself"] = config
-    trial = SimpleNamespace(trial_id="a", status="TERMINATED", config=config, last_result={})
-    program_reports.TuneReporter().on_trial_complete(0, [trial], trial)
+    configs = {"a": config, "b": {"x": Broken()}, "c": {"lr": 1}}
+    trials = [SimpleNamespace(trial_id=name, status="ERROR", config=configs[name], last_result={}) for name in configs]
+    program_reports.TuneReporter().on_experiment_end(trials)
+    table = json.loads((tmp_path / "trials.json").read_text())
+    assert {name: row["config"] for name, row in table.items()} == {"a": None, "b": None, "c": {"lr": 1}}
+
+
+def test_table_that_cannot_be_written_does_not_end_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "trials.part").mkdir()
-    trial.config = {}
+    trial = SimpleNamespace(trial_id="a", status="TERMINATED", config={}, last_result={})
     program_reports.TuneReporter().on_trial_complete(0, [trial], trial)
     assert not (tmp_path / "trials.json").exists()
 
