@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from ray_on_ecs.run.supervisor import handles_sigterm, is_shell, started_by
+from ray_on_ecs.run.supervisor import handles_sigterm, has_sigterm, is_shell, started_by
 
 # For the processes to stop, for the signal to pass the supervisor, and for the script to end by it.
 SIGNAL_SECONDS, POLL_SECONDS = 1.0, 0.002
@@ -45,7 +44,7 @@ def end_paused(held: list[psutil.Process]) -> bool:
     command = held[0]
     if is_shell(command.pid) and any(map(handles_sigterm, started_by(command.pid))):
         return False
-    if not _wait(lambda: _has_signal(command.pid, "ShdPnd", "SigPnd")) or _has_signal(
+    if not _wait(lambda: has_sigterm(command.pid, "ShdPnd", "SigPnd")) or has_sigterm(
         command.pid, "SigCgt", "SigIgn", "SigBlk"
     ):
         return False
@@ -62,16 +61,6 @@ def _is_stopped(process: psutil.Process) -> bool:
         path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process.pid}/task").glob("*/stat")
     ]
     return set(states) <= set("TtZX") if states else process.status() != psutil.STATUS_RUNNING
-
-
-def _has_signal(pid: int, *sets: str) -> bool:
-    """Return whether one of these sets of signals of a process, see proc_pid_status(5), has SIGTERM."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    masks = dict(line.split(":", 1) for line in lines)
-    return any(int(masks.get(name, "0"), 16) >> (signal.SIGTERM - 1) & 1 for name in sets)
 
 
 def _wait(condition: Callable[[], bool]) -> bool:

@@ -117,7 +117,7 @@ def started_by(shell: int) -> list[int]:
     started = []
     for pid in _processes():
         with suppress(OSError, IndexError):
-            if int(_read(pid, "stat").rpartition(b") ")[2].split()[1]) == shell:
+            if int(_stat(pid)[1]) == shell:
                 started += [pid, *(started_by(pid) if is_shell(pid) and not handles_sigterm(pid) else ())]
     return started
 
@@ -145,11 +145,17 @@ def _terminate(started: Sequence[int]) -> int:
 
 def handles_sigterm(pid: int) -> bool:
     """Return whether a process has a handler of SIGTERM; False outside Linux."""
+    return has_sigterm(pid, "SigCgt")
+
+
+def has_sigterm(pid: int, *sets: str) -> bool:
+    """Return whether one of these sets of signals of a process, see proc_pid_status(5), has SIGTERM."""
     try:
-        caught = next(line for line in _read(pid, "status").splitlines() if line.startswith(b"SigCgt:"))
-    except (OSError, StopIteration):
+        lines = _read(pid, "status").decode().splitlines()
+    except OSError:
         return False
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    masks = dict(line.split(":", 1) for line in lines)
+    return any(int(masks.get(name, "0"), 16) >> (signal.SIGTERM - 1) & 1 for name in sets)
 
 
 def _is_filter(pid: int) -> bool:
@@ -169,8 +175,8 @@ def _kill_all(mark: str) -> None:
 def _is_running(pid: int) -> bool:
     """Return whether a process has not ended; a zombie has."""
     try:
-        return _read(pid, "stat").rpartition(b") ")[2][:1] not in (b"Z", b"X")
-    except OSError:
+        return _stat(pid)[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
         pass
     try:
         os.kill(pid, 0)
@@ -210,6 +216,11 @@ def _environment(pid: int) -> list[bytes]:
         return [] if _read(pid, "statm").startswith(b"0 ") else STARTING
     except OSError:
         return []
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return what proc_pid_stat(5) has of a process from its state on."""
+    return _read(pid, "stat").rpartition(b") ")[2].split()
 
 
 def _read(pid: int, name: str) -> bytes:
