@@ -89,7 +89,7 @@ class Machine:
         script = "\n".join(["exec 2>&1", f"cd {HOME}", *(f"{line} || exit" for line in lines)])
         done = self.engine.run("exec", self.name, "bash", "-c", script, check=False, timeout=SECONDS)
         assert done.returncode == 0, done.stdout
-        assert not re.search("not found|Traceback", done.stdout), done.stdout
+        assert not re.search(r": (command )?not found$|Traceback", done.stdout, re.MULTILINE), done.stdout
         return done.stdout
 
 
