@@ -89,6 +89,11 @@ class GpuError(NodeError):
     exit_status = 4
 
 
+def resume_line(run_name: str | None) -> str:
+    """Return how a run that has ended goes on."""
+    return f"the same command with --run-name {run_name} resumes the run"
+
+
 def one_line(cause: object) -> str:
     """Return an error's message on one line of limited length."""
     return " ".join(str(cause).split())[:LONGEST_CAUSE]

@@ -16,7 +16,7 @@ from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run, resubmitted, say
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line, resume_line
 from ray_on_ecs.jobs.record import ENDED, Job, under_way
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.end import cost, end_in, steps
@@ -102,9 +102,7 @@ class Follower:
         listed = held.list_jobs()
         jobs = of_run(listed, self._run)
         if not jobs:
-            raise TrainingError(
-                f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
-            )
+            raise TrainingError(f"the head no longer lists run {self._name}; {resume_line(self._name)}")
         if self._job not in jobs:  # a request that the head has accepted meanwhile, or a job that it has forgotten
             active = under_way(listed, self._run)
             self._begin(active["submission_id"] if active else list(jobs)[-1])
@@ -178,12 +176,12 @@ class _ProgressLine:
                     self._status.update(Text(f"{self._name}: {progress_words(status)}"))
 
 
-def way_on(cluster: Cluster, name: str) -> str:
-    """Return what is kept of a run that was stopped or killed, and how it continues."""
+def way_on(cluster: Cluster, name: str, command: str = "the same command") -> str:
+    """Return what is kept of a run that was stopped or killed, and how the command that started it resumes it."""
     from ray_on_ecs.run import document
     from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 
-    again = f"the same command with --run-name {name}"
+    again = f"{command} with --run-name {name}"
     with suppress(OSError, UsageError, ValueError):
         storage = cluster.storage(name)
         settings = document.read_earlier(cluster.document_storage(storage)).get("settings", {})
@@ -192,7 +190,7 @@ def way_on(cluster: Cluster, name: str) -> str:
             how = "resumes it from" if newest.is_loaded else "starts it with its files, the newest is"
             return f"{again} {how} {newest}"
         if not has_stored(config, storage):
-            return nothing_stored_line(name)
+            return nothing_stored_line(name, command)
     return f"{again} resumes it"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
+from ray_on_ecs.cli.follow import way_on
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
@@ -37,7 +38,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
         find_run(cluster, run)
     if not _stop(cluster, jobs, found, f"run {run}"):
         raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists the runs")
-    note(f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} starts it again with its files")
+    note(f"run {run} is stopped; {way_on(cluster, run, 'the same ray-on-ecs run')}")
     return 0
 
 

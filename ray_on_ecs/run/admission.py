@@ -16,7 +16,7 @@ from ray_on_ecs import logs
 from ray_on_ecs.cluster_info import ClusterInfo, is_refused, read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
-from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
+from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError, resume_line
 from ray_on_ecs.jobs.record import RESUBMISSIONS, number_in
 from ray_on_ecs.pools import kinds_by_pool
 from ray_on_ecs.run import limit, queue, run_secrets
@@ -156,10 +156,8 @@ def hold(admission: Admission) -> Generator[queue.Place]:
                 logger.debug(f"the turn of {storage.uri}, with its lock")
                 yield place
     except OSError as cause:
-        raise StorageError(
-            f"{storage.uri} can't be read or written ({short_reason(cause)}); "
-            f"continue with --run-name {config.run_name}"
-        ) from cause
+        fault = f"{storage.uri} can't be read or written ({short_reason(cause)})"
+        raise StorageError(f"{fault}; {resume_line(config.run_name)}") from cause
     except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to SIGTERM
         raise interrupted(config, stop, is_stored=_is_stored(config, storage)) from stop
 
@@ -167,7 +165,7 @@ def hold(admission: Admission) -> Generator[queue.Place]:
 def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = True) -> Interrupted:
     """Return the error of a run that was stopped; `is_stored` is True if it has stored a file to continue from."""
     name = str(config.run_name)
-    way_on = f"continue with --run-name {name}" if is_stored else nothing_stored_line(name)
+    way_on = resume_line(name) if is_stored else nothing_stored_line(name)
     error = Interrupted(f"stopped; {way_on}")
     error.exit_status = exit_status_of(stop)
     return error

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
+from ray_on_ecs.errors import ResourceError, StorageError, TrainingError, resume_line
 from ray_on_ecs.run import admission, failure_report, inputs, limit
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise
@@ -429,7 +429,7 @@ class RunDriver:
         if self._error or self._ended_for != "finished":
             logger.warning(what)
         else:
-            self._error = StorageError(f"{what}; continue with --run-name {self._config.run_name}")
+            self._error = StorageError(f"{what}; {resume_line(self._config.run_name)}")
 
     def _decide(self, group: Group) -> bool:
         """Decide what follows the end of a start; return False if other workers are needed.

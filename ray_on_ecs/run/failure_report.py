@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from ray_on_ecs.config import SETTINGS, RunConfig
-from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.errors import TrainingError, one_line, resume_line
 from ray_on_ecs.flags import flags_of
 from ray_on_ecs.run.crashes import CRASHES
 from ray_on_ecs.run.failure_policy import Failure, Raise
@@ -156,7 +156,7 @@ def store_stacks(found: Picture, workers: WorkerStatuses, storage: RunStorage, r
 
 
 def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: RunStorage) -> TrainingError:
-    """Write `error.json`, and return the error to raise: the cause, the file, and the command to continue with."""
+    """Write `error.json`, and return the error to raise: the cause, the file, and the command that resumes the run."""
     if not decision.is_recorded:
         return decision.error(decision.line)
     document = {
@@ -174,6 +174,5 @@ def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: R
         see = f"see {storage.uri}/{layout.ERROR}"
     except OSError as cause:
         see = f"{layout.ERROR} could not be written to {storage.uri} ({one_line(cause)})"
-    # A script that ended by itself would do so again.
-    way_on = "correct the script, and continue with" if (failure.status or 0) > 0 else "continue with"
-    return decision.error(f"{decision.line}; {see}; {way_on} --run-name {config.run_name}")
+    correct = "correct the script; " if (failure.status or 0) > 0 else ""  # it ended by itself, and would do so again
+    return decision.error(f"{decision.line}; {see}; {correct}{resume_line(config.run_name)}")

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
-from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.errors import ResourceError, UsageError, resume_line
 from ray_on_ecs.node import api
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.pools import instances_for, kind_of_node, selector
@@ -98,7 +98,7 @@ def ending_without_head(config: RunConfig) -> Generator[None]:
             _connect_to(address)
         except OSError as cause:
             if silence.measure() > HEAD_SECONDS:
-                lost = f"the Ray head at {address} is lost ({cause}); continue with --run-name {config.run_name}"
+                lost = f"the Ray head at {address} is lost ({cause}); {resume_line(config.run_name)}"
                 logger.error(lost)
                 os._exit(ResourceError.exit_status)
         else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import EfaError, counted
+from ray_on_ecs.errors import EfaError, counted, resume_line
 from ray_on_ecs.run.group import Place, WorkerStatuses
 from ray_on_ecs.run.nccl_log import EFA, Transport
 from ray_on_ecs.run.network import BYTES
@@ -163,5 +163,5 @@ def efa_error(receipt: Receipt, run_name: str | None, *, has_begun: bool) -> Efa
     what = f"--require-efa: {receipt.transport}, not EFA{why}"
     if not has_begun:
         return EfaError(f"{what}; the script was not started; see docs/efa.md, or leave --require-efa out")
-    way_on = f"see docs/efa.md, and continue with --run-name {run_name}"
+    way_on = f"see docs/efa.md; {resume_line(run_name)}"
     return EfaError(f"{what}; the script was not started again, and its files are kept; {way_on}")

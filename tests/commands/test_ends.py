@@ -188,7 +188,7 @@ def test_terminated_driver_gives_scripts_their_grace_period(start: Start, number
     run.command.send_signal(number)
     status, output = run.end()
     assert status == 130, output
-    assert output.endswith(f"ray-on-ecs: stopped; continue with --run-name {run.name}\n")
+    assert output.endswith(f"ray-on-ecs: stopped; the same command with --run-name {run.name} resumes the run\n")
     assert run.marks >= SAVED
     assert run.kept == {"kept-0", "kept-1"}
     assert run.state == "interrupted"

@@ -103,7 +103,7 @@ def test_run_resumes_after_its_head_is_stopped(cluster: Cluster, disturbed: Dist
     status, _ = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
     until(lambda: not run.is_alive())
-    assert f"stopped; continue with --run-name {run.name}" in run.log
+    assert f"stopped; the same command with --run-name {run.name} resumes the run" in run.log
     status, seconds = cluster.stop(cluster.workers[0])
     assert status == 0
     assert seconds < WORKER_DRAIN_SECONDS

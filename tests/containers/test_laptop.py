@@ -247,7 +247,7 @@ def test_detached_run_is_followed_and_stopped(laptop: Laptop, tmp_path: Path) ->
     finally:
         laptop.type("stop", name)
     assert follower.wait(SECONDS) == 130
-    assert f"stopped; continue with --run-name {name}" in output.read_text()
+    assert f"stopped; the same command with --run-name {name} resumes the run" in output.read_text()
     assert f"run {name} is not under way" in laptop.line("stop", name, status=2)
     assert listed(laptop, name, "interrupted")
 

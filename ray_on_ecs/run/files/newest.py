@@ -53,9 +53,9 @@ def has_stored(config: RunConfig, storage: RunStorage) -> bool:
     return any(name.endswith(".txt") or SETTINGS.search(name) for name in files)
 
 
-def nothing_stored_line(run_name: str) -> str:
+def nothing_stored_line(run_name: str, command: str = "the same command") -> str:
     """Return the way on for a stopped run that has not stored a file."""
-    return f"nothing is stored yet, so the same command with --run-name {run_name} starts from the beginning"
+    return f"nothing is stored yet, so {command} with --run-name {run_name} starts from the beginning"
 
 
 def newest_of_program(storage: RunStorage) -> Kept | None:

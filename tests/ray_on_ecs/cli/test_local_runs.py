@@ -44,7 +44,7 @@ def write(name, **document):
 def end(number, frame):
     write("status", state="interrupted", job=job, started="2026-11-28T00:00:00+00:00")
     print("has saved", flush=True)
-    print("ray-on-ecs: stopped; continue with --run-name mine", flush=True)
+    print("ray-on-ecs: stopped; the same command with --run-name mine resumes the run", flush=True)
     sys.exit(130)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if do == "stubborn" else end)
@@ -230,7 +230,7 @@ def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run,
     assert "1 running, 0 queued" in run("status")[1]
     assert [(row["name"], row["state"]) for row in json.loads(run("runs", "--json")[1])] == [("mine", "training")]
     assert run("rm", "mine")[0] == 2
-    stopped = "run mine is stopped; the same ray-on-ecs run with --run-name mine starts it again with its files"
+    stopped = "run mine is stopped; the same ray-on-ecs run with --run-name mine resumes it from"
     assert run("stop", "mine") == (0, "", f"{stopped}\n")
     for command in (follower, second):
         assert command.wait(SECONDS) == 130

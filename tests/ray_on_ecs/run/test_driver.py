@@ -703,7 +703,7 @@ def test_last_files_that_are_not_stored(run: Run, ended: str) -> None:
     if ended == "finished":
         with pytest.raises(StorageError) as error:
             run.driver._direct(run.workers)
-        assert str(error.value) == f"{what}; continue with --run-name mine"
+        assert str(error.value) == f"{what}; the same command with --run-name mine resumes the run"
     else:
         run.until("ended")
         assert run.lines == [what]
@@ -781,7 +781,9 @@ def test_nodes_that_do_not_come_end_the_run(run: Run, has_begun: bool) -> None:
         run.driver._train_in_group()
     if has_begun:
         lost = "training failed: the nodes of lost workers did not come back: 2 nodes are missing; tried h100 and a100"
-        assert str(error.value).startswith(f"{lost}; see {run.storage.uri}/error.json; continue with --run-name mine")
+        assert str(error.value).startswith(
+            f"{lost}; see {run.storage.uri}/error.json; the same command with --run-name mine resumes the run"
+        )
     else:
         assert error.value is run.home.missing
 

@@ -158,7 +158,9 @@ def test_efa_that_a_later_node_lacks_ends_the_run(tmp_path: Path) -> None:
     assert run.decide()
     run.workers.places[1] = Place(node_id="other")
     run.workers.part = done(SOCKETS)
-    with pytest.raises(EfaError, match=r"its files are kept; see docs/efa\.md, and continue with --run-name mine"):
+    with pytest.raises(
+        EfaError, match=r"its files are kept; see docs/efa\.md; the same command with --run-name mine resumes the run"
+    ):
         run.driver._direct(run.workers)
 
 

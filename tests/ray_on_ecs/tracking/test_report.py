@@ -120,7 +120,7 @@ def test_report_of_an_interrupted_run(write: Callable[..., str]) -> None:
 
 
 def test_report_of_a_failed_run(write: Callable[..., str]) -> None:
-    line = "training failed: no progress for 5 s; continue with --run-name mine"
+    line = "training failed: no progress for 5 s; the same command with --run-name mine resumes the run"
     shown = text(write(status={**STATUS, "state": "failed", "error": line}, error=ERROR))
     assert f"failed\n: {line}\n" in shown
     assert NEXT in shown

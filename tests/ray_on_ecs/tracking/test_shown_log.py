@@ -21,7 +21,7 @@ PC: @     0x7fcb3fced545  (unknown)  clock_nanosleep
 [2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474: PC: @     0x7fcb3fced545  (unknown)  clock_nanosleep
 [2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474:     @     0x7fcb3fc5a050  396995208  (unknown)
 [2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474:     @ ... and at least 7 more frames
-ray-on-ecs: stopped; continue with --run-name wait1
+ray-on-ecs: stopped; the same command with --run-name wait1 resumes the run
 """
 CRASH = """\
 *** SIGSEGV received at time=1795616332 on cpu 1 ***
@@ -52,7 +52,7 @@ def test_driver_log_is_without_the_stack_of_sigterm() -> None:
     assert list(Filter().shown(JOB_LOG.splitlines())) == [
         "run      wait1",
         "[rank 0] epoch 3",
-        "ray-on-ecs: stopped; continue with --run-name wait1",
+        "ray-on-ecs: stopped; the same command with --run-name wait1 resumes the run",
     ]
 
 
