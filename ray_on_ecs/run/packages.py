@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -137,19 +138,14 @@ class Requirements:
         if not (resolution.versions or resolution.commits or resolution.code):
             return sys.executable
         if not resolution.code:
-            return _environment(
-                asdict(resolution), _package_folders(), lambda python: self._install(python, resolution)
-            )
+            return _environment(asdict(resolution), lambda python: self._install(python, resolution))
         # A package of the folder changes with the code, and others may be used in its place (-e): the rest is shared.
         texts = self._texts().values()
         pins = [f"{name}=={resolution.versions[name]}" for name in resolution.indexed]
         lines = [*(line for text in texts for line in OPTIONS.findall(text)), *pins]
-        seen = _package_folders()
-        if pins:
-            python = _environment(lines, seen, lambda python: self._install_lines(python, lines, "--no-deps"))
-            seen = [_library(Path(python).parents[1])]
+        shared = _environment(lines, lambda python: self._install_lines(python, lines, "--no-deps")) if pins else None
         key = [lines, asdict(resolution), str(self._folder)]
-        return _environment(key, seen, lambda python: self._install(python, resolution))
+        return _environment(key, lambda python: self._install(python, resolution), shared)
 
     def _resolution(self, source: str, packages: Sequence[Mapping[str, Any]]) -> Resolution:
         versions: dict[str, str] = {}
@@ -283,19 +279,27 @@ def _package_folders() -> list[str]:
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
 
 
-def _environment(key: object, seen: Sequence[str], install: Callable[[str], None]) -> str:
-    """Return the interpreter of a virtual environment that sees packages in these folders; make it unless it is there.
+def _environment(key: object, install: Callable[[str], None], shared: str | None = None) -> str:
+    """Return the interpreter of a virtual environment that sees the packages here; make it unless it is there.
 
-    `key` distinguishes it from others; `install` takes its interpreter.
+    `key` distinguishes it from others; `install` takes its interpreter. It begins with all of the environment of
+    `shared`, an interpreter: programs and libraries look for their files, and for packages, in their own environment.
     """
 
     def make(target: Path) -> None:
         node_cache.make_room(ROOM_BYTES)
         logger.info("installing packages on this node")
         started_at = time.monotonic()
-        venv.create(target, symlinks=True, with_pip=False)
-        lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]  # so that their own .pth files count
-        Path(_library(target), "inherited.pth").write_text("".join(lines))
+        if shared:
+            _copy(Path(shared).parents[1], target)
+        else:
+            venv.create(target, symlinks=True, with_pip=False)
+            # By site, so that their own .pth files count.
+            lines = [f"import site; site.addsitedir({path!r})\n" for path in _package_folders()]
+            library = sysconfig.get_path(
+                "purelib", scheme="venv", vars=dict.fromkeys(("base", "platbase"), str(target))
+            )
+            Path(library, "inherited.pth").write_text("".join(lines))
         install(str(target / "bin" / "python"))
         logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
 
@@ -303,8 +307,15 @@ def _environment(key: object, seen: Sequence[str], install: Callable[[str], None
     return str(node_cache.cached("packages", text, make) / "bin" / "python")
 
 
-def _library(target: Path) -> str:
-    return sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
+def _copy(environment: Path, target: Path) -> None:
+    """Copy a virtual environment, its programs with its new path; the files are links, since pip replaces files."""
+    shutil.copytree(environment, target, symlinks=True, copy_function=os.link)
+    for program in (target / "bin").iterdir():
+        text = b"" if program.is_symlink() or program.is_dir() else program.read_bytes()
+        if text.startswith(b"#!"):
+            program.unlink()
+            program.write_bytes(text.replace(os.fsencode(environment), os.fsencode(target)))
+            program.chmod(0o755)
 
 
 def _run(

@@ -192,6 +192,33 @@ def test_packages_of_an_index_are_shared_by_folders(
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("depth", [0, 100], ids=["a short path", "one too long for a shebang"])
+def test_programs_of_an_index_see_the_package_of_the_folder(
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    if depth:
+        (folder.parent / ("d" * depth)).mkdir()
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder.parent / ("d" * depth)))
+    prints = "import mylib, greeting, sys; print(mylib.SAYS, greeting.SAYS, open(sys.prefix + '/share/said').read())"
+    info, data = "greeting-1.0.dist-info", "greeting-1.0.data"
+    with zipfile.ZipFile(make_wheel(folder.parent / "wheels", "1.0"), "a") as wheel:
+        wheel.writestr("greets.py", f"def main(): {prints}\n")
+        wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\nby-entry-point = greets:main\n")
+        wheel.writestr(f"{data}/scripts/by-script", f"#!python\n{prints}\n")
+        wheel.write("/bin/true", f"{data}/scripts/by-machine-code")
+        wheel.writestr(f"{data}/data/share/said", "hello")
+    write(folder, {"requirements.txt": f"--find-links {folder.parent / 'wheels'}\ngreeting\n-e ./lib\n"})
+    for said in ("one", "two"):
+        write_library(folder / "lib", said)
+        requirements = Requirements(folder, "requirements.txt", said, OFFLINE)
+        programs = Path(requirements.install(requirements.resolve(storage))).parent
+        for program in ("by-entry-point", "by-script"):
+            done = subprocess.run([programs / program], capture_output=True, text=True, check=True)
+            assert done.stdout == f"{said} 1.0 hello\n"
+        subprocess.run([programs / "by-machine-code"], check=True)
+
+
+@pytest.mark.ray
 def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunStorage, cache: Path) -> None:
     wheels = folder / "wheels"
     make_wheel(wheels, "1.0")
