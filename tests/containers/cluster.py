@@ -46,7 +46,7 @@ OUTPUTS = {
     "log_group": "logs",
     "estimated_hourly_usd": 7200,
 }
-SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
+SIZE = TaskSize(vcpus=1, memory_mib=4096, gpus=0)
 # In most tests the pool `default` has nodes without the GPUs of its description, and so its runs train on CPUs.
 ON_CPUS = {"RAY_ON_ECS_DEVICE": "cpu"}
 # Kinds of workers: their pool, and those with a GPU, which is fake_cuda.py's.
