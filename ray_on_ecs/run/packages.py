@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
@@ -291,15 +292,17 @@ def _environment(key: object, install: Callable[[str], None], shared: str | None
         logger.info("installing packages on this node")
         started_at = time.monotonic()
         if shared:
-            _copy(Path(shared).parents[1], target)
+            # The files are links, since pip replaces a file and does not write to it.
+            shutil.copytree(Path(shared).parents[1], target, symlinks=True, copy_function=os.link)
+            _adopt(Path(shared).parent, Path(shared).parent, target)
         else:
             venv.create(target, symlinks=True, with_pip=False)
             # By site, so that their own .pth files count.
             lines = [f"import site; site.addsitedir({path!r})\n" for path in _package_folders()]
-            library = sysconfig.get_path(
-                "purelib", scheme="venv", vars=dict.fromkeys(("base", "platbase"), str(target))
-            )
-            Path(library, "inherited.pth").write_text("".join(lines))
+            place = dict.fromkeys(("base", "platbase"), str(target))
+            Path(sysconfig.get_path("purelib", "venv", place), "inherited.pth").write_text("".join(lines))
+            for folder in (Path(sys.executable).parent, Path(site.getuserbase(), "bin")):
+                _adopt(folder, Path(sys.executable).parent, target)
         install(str(target / "bin" / "python"))
         logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
 
@@ -307,15 +310,24 @@ def _environment(key: object, install: Callable[[str], None], shared: str | None
     return str(node_cache.cached("packages", text, make) / "bin" / "python")
 
 
-def _copy(environment: Path, target: Path) -> None:
-    """Copy a virtual environment, its programs with its new path; the files are links, since pip replaces files."""
-    shutil.copytree(environment, target, symlinks=True, copy_function=os.link)
-    for program in (target / "bin").iterdir():
-        text = b"" if program.is_symlink() or program.is_dir() else program.read_bytes()
-        if text.startswith(b"#!"):
-            program.unlink()
-            program.write_bytes(text.replace(os.fsencode(environment), os.fsencode(target)))
-            program.chmod(0o755)
+def _adopt(folder: Path, interpreters: Path, target: Path) -> None:
+    """Copy the programs in a folder that Python runs, such as torchrun, for the interpreter of an environment.
+
+    They run with one of `interpreters`, a folder, which does not see the packages of the environment.
+    """
+    place = re.escape(os.fsencode(interpreters))
+    heading = re.compile(rb"(#!(?:/bin/sh\n'''exec' [\"']?)?)" + place + rb"(?=/python)")
+    for program in folder.glob("*"):
+        if program.is_symlink() or not program.is_file() or not os.access(program, os.R_OK | os.X_OK):
+            continue
+        with program.open("rb") as file:
+            text = file.read(2)
+            text += file.read() if text == b"#!" else b""
+        if found := heading.match(text):
+            copy = target / "bin" / program.name
+            copy.unlink(missing_ok=True)
+            copy.write_bytes(found[1] + os.fsencode(target / "bin") + text[found.end() :])
+            copy.chmod(0o755)
 
 
 def _run(

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,7 +205,9 @@ def test_programs_of_an_index_see_the_package_of_the_folder(
     with zipfile.ZipFile(make_wheel(folder.parent / "wheels", "1.0"), "a") as wheel:
         wheel.writestr("greets.py", f"def main(): {prints}\n")
         wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\nby-entry-point = greets:main\n")
-        wheel.writestr(f"{data}/scripts/by-script", f"#!python\n{prints}\n")
+        script = zipfile.ZipInfo(f"{data}/scripts/by-script")
+        script.external_attr = 0o100755 << 16  # else pip leaves it as it is
+        wheel.writestr(script, f"#!python\n{prints}\n")
         wheel.write("/bin/true", f"{data}/scripts/by-machine-code")
         wheel.writestr(f"{data}/data/share/said", "hello")
     write(folder, {"requirements.txt": f"--find-links {folder.parent / 'wheels'}\ngreeting\n-e ./lib\n"})
@@ -216,6 +219,67 @@ def test_programs_of_an_index_see_the_package_of_the_folder(
             done = subprocess.run([programs / program], capture_output=True, text=True, check=True)
             assert done.stdout == f"{said} 1.0 hello\n"
         subprocess.run([programs / "by-machine-code"], check=True)
+
+
+@pytest.mark.ray
+def test_programs_here_see_the_packages_of_the_run(folder: Path, storage: RunStorage) -> None:
+    make_wheel(folder, "1.0")
+    write(
+        folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "test_it.py": "def test(): import greeting"}
+    )
+    requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
+    programs = Path(requirements.install(requirements.resolve(storage))).parent
+    command = [programs / "pytest", "-p", "no:cacheprovider", folder / "test_it.py"]  # as torchrun starts a script
+    subprocess.run(command, cwd=folder, check=True)
+
+
+EXEC = "#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''\n"  # of pip and uv, for a long path or one with a space
+
+
+@pytest.mark.parametrize(
+    ("heading", "is_adopted"),
+    [
+        ("#!{bin}/python\n", True),
+        ("#!{bin}/python3\n", True),
+        ("#!{bin}/python3.11 -sE\n", True),
+        (EXEC.format(python="{bin}/python"), True),
+        (EXEC.format(python='"{bin}/python3"'), True),
+        (EXEC.format(python="'{bin}/python'"), True),
+        ("#!/usr/bin/env python3\n", False),
+        ("#!/elsewhere/bin/python3\n", False),
+        ("#!/elsewhere{bin}/python3\n", False),
+        ("#!{bin}/ruby\n", False),
+        ("#!/bin/sh\n: {bin}/python\n", False),
+        ("{bin}/python\n", False),
+        ("", False),
+    ],
+)
+def test_program_of_python_is_adopted(tmp_path: Path, heading: str, is_adopted: bool) -> None:
+    here, target = tmp_path / "h" / "bin", tmp_path / "target"
+    here.mkdir(parents=True)
+    venv.create(target, symlinks=True, with_pip=False)
+    program = here / "program"
+    program.write_text(heading.format(bin=here) + "import sys; print(sys.prefix, *sys.argv[1:])\n")
+    program.chmod(0o755)
+    packages._adopt(here, here, target)
+    copy = target / "bin" / "program"
+    assert copy.exists() == is_adopted
+    if is_adopted:
+        done = subprocess.run([copy, "a b"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{target} a b\n"
+
+
+def test_only_files_that_can_run_are_adopted(tmp_path: Path) -> None:
+    here, target = tmp_path / "h" / "bin", tmp_path / "target"
+    (here / "folder").mkdir(parents=True)
+    (target / "bin").mkdir(parents=True)
+    (here / "data").write_text(f"#!{here}/python\n")
+    (here / "link").symlink_to(here / "data")
+    (here / "nowhere").symlink_to(here / "missing")
+    (here / "python").symlink_to(sys.executable)
+    packages._adopt(here, here, target)
+    packages._adopt(here / "missing", here, target)
+    assert not list((target / "bin").iterdir())
 
 
 @pytest.mark.ray
