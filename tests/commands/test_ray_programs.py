@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import read_records
 from tests.commands.head import SECONDS, Head, commands, programs
 from tests.local_cluster import have_ended
+from tests.ray_on_ecs.run.test_packages import make_wheel
 from tests.waiting import until
 
 # Ray Train as in Ray's documentation, without a storage path and a name; the trainer is TorchTrainer's base, which does
@@ -46,6 +48,18 @@ HIDDEN = """
 import importlib
 trainers = importlib.import_module("ray.train.v2.api.data_parallel_trainer")
 getattr(trainers, "DataParallel" + "Trainer")(print).fit()
+"""
+# A task uses a package of the requirements, and finds its programs.
+PACKAGED = """
+import ray, shutil
+import greeting
+
+@ray.remote(num_cpus=0)
+def look():
+    import greeting
+    return greeting.SAYS, shutil.which("greets") is not None
+
+print(greeting.SAYS, *ray.get(look.remote()))
 """
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -105,6 +119,17 @@ def test_program_started_on_every_worker_is_refused(typed: Start) -> None:
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, out + err
     assert "--driver runs it once, on the head" in out.splitlines()[-1]
+
+
+def test_tasks_of_a_program_have_its_packages(typed: Start, tmp_path: Path) -> None:
+    with zipfile.ZipFile(make_wheel(tmp_path / "code", "1.0"), "a") as wheel:
+        wheel.writestr("greeting-1.0.dist-info/entry_points.txt", "[console_scripts]\ngreets = greeting:SAYS\n")
+    (tmp_path / "code" / "packaged.py").write_text(PACKAGED)
+    (tmp_path / "code" / "requirements.txt").write_text("--no-index\n./greeting-1.0-py3-none-any.whl\n")
+    process = typed("run", "--run-name", "packaged", "--driver", "--requirements", "requirements.txt", "packaged.py")
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out + err
+    assert "1.0 1.0 True" in out.splitlines()
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

@@ -100,6 +100,7 @@ def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, s
     code = Code(**needs["code"])
     requirements = Requirements(folder, needs["requirements"], code.archive, needs["variables"], values, code.version)
     python = Path(requirements.install(resolution))
+    os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     before = list(sys.path)
     for packages in python.parent.parent.glob("lib/python*/site-packages"):
         site.addsitedir(str(packages))
