@@ -58,7 +58,10 @@ class Fetched:
 @click.option("--json", "as_json", is_flag=True, help="Print the fetched files as JSON.")
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tuple[str, ...], as_json: bool) -> None:
-    """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files. Existing files stay."""
+    """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files.
+
+    Repeated, it copies what has changed, and overwrites your changes to those files.
+    """
     fetched = copy_run(cluster, run, Path(folder), checkpoints=checkpoints, only=only)
     if as_json:
         document = {"run": run, "folder": str(fetched.folder), "files": fetched.files, "copied": fetched.copied}

@@ -50,7 +50,7 @@ from ray_on_ecs.storage.bucket import NoBucket
 from ray_on_ecs.storage.run_storage import RunStorage
 
 ABOUT = """\
-Run SCRIPT on every GPU of the cluster, as torchrun would start it, and follow its output.
+Run SCRIPT once per GPU, as torchrun would start it, and follow its output.
 
 The working directory is uploaded, without the files that .gitignore or .rayignore lists. Files that the script writes
 there are kept, and restored after a failure.

@@ -32,7 +32,8 @@ def _missing(name: str, is_hidden: bool, folder: Path, variables: Mapping[str, s
     if inner:  # Python has found the package itself
         way_out = "another version of it may have the module: name that in a file for --requirements"
         return f"{top} is installed, and {way_out}"
-    if places:
+    given = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    if places and here not in map(os.path.normpath, given):
         path = os.pathsep.join(filter(None, (here, variables.get("PYTHONPATH"))))
         return f"{top} is code in {'the folder itself' if here == '.' else here}: --env PYTHONPATH={path} finds it"
     return "name its package in a file for --requirements"

@@ -51,15 +51,17 @@ getattr(trainers, "DataParallel" + "Trainer")(print).fit()
 """
 # A task uses a package of the requirements, and finds its programs.
 PACKAGED = """
-import ray, shutil
-import greeting
+import ray, shutil, subprocess, sys
+import greeting, inner
 
 @ray.remote(num_cpus=0)
 def look():
-    import greeting
-    return greeting.SAYS, shutil.which("greets") is not None
+    import greeting, inner
+    code = "import greeting, inner; print(greeting.SAYS, inner.WORD)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return greeting.SAYS, inner.WORD, shutil.which("greets") is not None, said.strip()
 
-print(greeting.SAYS, *ray.get(look.remote()))
+print(greeting.SAYS, inner.WORD, *ray.get(look.remote()))
 """
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -126,10 +128,13 @@ def test_tasks_of_a_program_have_its_packages(typed: Start, tmp_path: Path) -> N
         wheel.writestr("greeting-1.0.dist-info/entry_points.txt", "[console_scripts]\ngreets = greeting:SAYS\n")
     (tmp_path / "code" / "packaged.py").write_text(PACKAGED)
     (tmp_path / "code" / "requirements.txt").write_text("--no-index\n./greeting-1.0-py3-none-any.whl\n")
-    process = typed("run", "--run-name", "packaged", "--driver", "--requirements", "requirements.txt", "packaged.py")
+    (tmp_path / "code" / "src").mkdir()
+    (tmp_path / "code" / "src" / "inner.py").write_text("WORD = 'inner'\n")
+    flags = ("--driver", "--requirements", "requirements.txt", "--env", "PYTHONPATH=src")
+    process = typed("run", "--run-name", "packaged", *flags, "packaged.py")
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    assert "1.0 1.0 True" in out.splitlines()
+    assert "1.0 inner 1.0 inner True 1.0 inner" in out.splitlines()
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

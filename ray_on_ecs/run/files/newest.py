@@ -38,7 +38,7 @@ def newest_stored(config: RunConfig, storage: RunStorage) -> Kept | None:
     Raises:
         OSError: The storage can't be read.
     """
-    return newest_of_program(storage) if config.driver else newest_of_script(storage)
+    return (newest_of_program(storage) if config.driver else None) or newest_of_script(storage)
 
 
 def has_stored(config: RunConfig, storage: RunStorage) -> bool:
@@ -49,8 +49,7 @@ def has_stored(config: RunConfig, storage: RunStorage) -> bool:
     """
     if newest_stored(config, storage) is not None:
         return True
-    files = () if config.driver else read_snapshot(storage).files
-    return any(name.endswith(".txt") or SETTINGS.search(name) for name in files)
+    return any(name.endswith(".txt") or SETTINGS.search(name) for name in read_snapshot(storage).files)
 
 
 def nothing_stored_line(run_name: str, command: str = "the same command") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,13 +136,12 @@ def source_of(config: RunConfig) -> Source | None:
     """Return the source that a worker's Python would run, or None if it can't be read here."""
     if config.no_python:
         return None
-    script = config.folder / config.command[0]
-    if config.module:
-        module = config.folder / Path(*config.command[0].split("."))
-        script = module if module.is_dir() else module.with_suffix(".py")
+    name = os.path.join(*config.command[0].split(".")) if config.module else config.command[0]
+    roots = ["", *config.variables.get("PYTHONPATH", "").split(os.pathsep), "src"] if config.module else [""]
+    files = [config.folder / root / file for root in roots for file in (f"{name}/__main__.py", f"{name}.py", name)]
     try:
-        return Source(script / "__main__.py" if script.is_dir() else script)
-    except (OSError, RecursionError, SyntaxError, ValueError):
+        return Source(next(file for file in files if file.is_file()))
+    except (OSError, RecursionError, StopIteration, SyntaxError, ValueError):
         return None
 
 

@@ -74,6 +74,10 @@ def _set_up(needs: Mapping[str, Any]) -> None:
         os.environ[f"{arguments.INPUT}{name}"] = inputs.fetch(source)
     if needs["requirements"]:
         _use_packages(folder, needs, values)
+    # Ray's process began in another folder, where Python has looked for the relative ones.
+    if paths := [str(folder / path) for path in needs["variables"].get("PYTHONPATH", "").split(os.pathsep) if path]:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        sys.path[:0] = [path for path in paths if path not in sys.path]
     # Last, so that a user's queue.py does not hide Python's from Ray.
     sys.path += dict.fromkeys([str(folder / needs["beside"]), str(folder)])
 
@@ -100,6 +104,7 @@ def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, s
     code = Code(**needs["code"])
     requirements = Requirements(folder, needs["requirements"], code.archive, needs["variables"], values, code.version)
     python = Path(requirements.install(resolution))
+    sys.executable = str(python)  # of a subprocess
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     before = list(sys.path)
     for packages in python.parent.parent.glob("lib/python*/site-packages"):

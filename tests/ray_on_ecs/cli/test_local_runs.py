@@ -230,7 +230,7 @@ def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run,
     assert "1 running, 0 queued" in run("status")[1]
     assert [(row["name"], row["state"]) for row in json.loads(run("runs", "--json")[1])] == [("mine", "training")]
     assert run("rm", "mine")[0] == 2
-    stopped = "run mine is stopped; the same ray-on-ecs run with --run-name mine resumes it from"
+    stopped = f"run mine is stopped; {AGAIN.replace('command', 'ray-on-ecs run')}"
     assert run("stop", "mine") == (0, "", f"{stopped}\n")
     for command in (follower, second):
         assert command.wait(SECONDS) == 130

@@ -50,6 +50,8 @@ def test_missing_module_has_the_way_to_it(name: str, expected: str, folder: Path
 def test_import_path_of_the_user_is_kept(folder: Path) -> None:
     variables = {"PYTHONPATH": "src"}
     assert "--env PYTHONPATH=.:src finds it" in advice("No module named 'mylib'", folder, variables)
+    for given in ("src", "./src/", "lib:src"):
+        assert "PYTHONPATH" not in advice("No module named 'pkg'", folder, {"PYTHONPATH": given})
 
 
 @pytest.mark.parametrize("names", ["num_cpus and num_gpus", "resources", "object_store_memory", "_system_config"])

@@ -69,18 +69,15 @@ def test_stacks_of_another_request_are_not_stored(run: tuple[RunConfig, RunStora
     assert (folder.name == request_id) == request_id.startswith("2026")
 
 
-@pytest.mark.parametrize(
-    ("status", "way_on"), [(None, "continue"), (1, "correct the script, and continue"), (-9, "continue")]
-)
-def test_error_names_file_and_command_to_continue(
-    run: tuple[RunConfig, RunStorage], status: int | None, way_on: str
+@pytest.mark.parametrize(("status", "correct"), [(None, ""), (1, "correct the script; "), (-9, "")])
+def test_error_names_file_and_command_that_resumes(
+    run: tuple[RunConfig, RunStorage], status: int | None, correct: str
 ) -> None:
     config, storage = run
     failure = Failure("ValueError: no", rank=0, status=status, log=("its last line",))
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
-    assert str(error) == (
-        f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; {way_on} with --run-name failed"
-    )
+    way_on = f"{correct}the same command with --run-name failed resumes the run"
+    assert str(error) == f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; {way_on}"
     document = storage.read_json("error.json")
     assert (document["what"], document["rank"], document["log"]) == ("ValueError: no", 0, ["its last line"])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run.files.newest import has_stored, newest_of_script
+from ray_on_ecs.run.files.newest import has_stored, newest_of_script, newest_stored
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
 
@@ -59,11 +59,21 @@ def test_last_checkpoint_of_a_folder_is_the_newest(tmp_path: Path, steps: list[s
     ("name", "is_stored"),
     [("state.txt", True), ("last.pt", True), ("train.log", False), ("events.out.tfevents.1", False)],
 )
-def test_text_files_may_be_the_state_of_a_script(tmp_path: Path, name: str, is_stored: bool) -> None:
-    storage = RunStorage.open(str(tmp_path / "storage"), "run")
-    assert not has_stored(RunConfig(), storage)
+@pytest.mark.parametrize("driver", [False, True])
+def test_text_files_may_be_the_state_of_a_script(tmp_path: Path, name: str, is_stored: bool, driver: bool) -> None:
+    storage, config = RunStorage.open(str(tmp_path / "storage"), "run"), RunConfig(driver=driver)
+    assert not has_stored(config, storage)
     write_snapshot(storage, Snapshot({name: KeptFile("files/key", 1, written_at=1)}))
-    assert has_stored(RunConfig(), storage) is is_stored
+    assert has_stored(config, storage) is is_stored
+
+
+def test_checkpoint_of_ray_is_named_before_kept_files(tmp_path: Path) -> None:
+    storage, config = RunStorage.open(str(tmp_path / "storage"), "run"), RunConfig(driver=True)
+    assert newest_stored(config, storage) is None
+    write_snapshot(storage, Snapshot({"state.pt": KeptFile("files/key", 1, written_at=4_000_000_000_000_000_000)}))
+    assert str(newest_stored(config, storage)).partition(" of ")[0] == "state.pt"
+    storage.write("ray/train/checkpoint_1/model.pt", b"")
+    assert str(newest_stored(config, storage)).partition(" of ")[0] == "ray/train/checkpoint_1/model.pt"
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,25 @@ def test_settings_override_the_source(flag: str, tmp_path: Path) -> None:
     assert driver_reason(config(tmp_path, flag, "s.py")) is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        ([], "pk/drv.py"),
+        ([], "pk/drv/__main__.py"),
+        ([], "src/pk/drv.py"),  # an installed package: -e . with a src layout
+        ([], "src/pk/drv/__main__.py"),
+        (["--env", "PYTHONPATH=lib"], "lib/pk/drv.py"),
+        (["--env", "PYTHONPATH=./a/b/"], "a/b/pk/drv.py"),
+        (["--env", "PYTHONPATH=a:lib"], "lib/pk/drv/__main__.py"),
+    ],
+)
+def test_source_of_a_module_is_found(tmp_path: Path, flags: list[str], file: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("import ray\nray.init()\n")
+    assert "calls ray.init" in (driver_reason(config(tmp_path, *flags, "-m", "pk.drv")) or "")
+    assert driver_reason(config(tmp_path, *flags, "-m", "pk.other")) is None
+
+
 def test_number_of_workers_is_refused_with_reason(tmp_path: Path) -> None:
     line = r"--num-workers: leave it out; a Ray program sets .* \(s.py:3 calls TorchTrainer\)"
     with pytest.raises(UsageError, match=line):
