@@ -443,6 +443,11 @@ def defaults_in(environment: Mapping[str, str], given: Mapping[str, Any] = NOTHI
     return defaults
 
 
+def python_path(variables: Mapping[str, str]) -> list[str]:
+    """Return the folders in PYTHONPATH."""
+    return [folder for folder in variables.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
 def user_name() -> str:
     """Return the name of the user of this process."""
     try:

@@ -89,9 +89,9 @@ class GpuError(NodeError):
     exit_status = 4
 
 
-def resume_line(run_name: str | None) -> str:
+def resume_line(run_name: str | None, command: str = "the same command") -> str:
     """Return how a run that has ended goes on."""
-    return f"the same command with --run-name {run_name} resumes the run"
+    return f"{command} with --run-name {run_name} resumes the run"
 
 
 def one_line(cause: object) -> str:

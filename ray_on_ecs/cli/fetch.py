@@ -60,7 +60,7 @@ class Fetched:
 def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tuple[str, ...], as_json: bool) -> None:
     """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files.
 
-    Repeated, it copies what has changed, and overwrites your changes to those files.
+    Repeated, it copies what has changed. Do not edit the files there: it may overwrite them.
     """
     fetched = copy_run(cluster, run, Path(folder), checkpoints=checkpoints, only=only)
     if as_json:

@@ -177,21 +177,20 @@ class _ProgressLine:
 
 
 def way_on(cluster: Cluster, name: str, command: str = "the same command") -> str:
-    """Return what is kept of a run that was stopped or killed, and how the command that started it resumes it."""
+    """Return what is kept of a run that was stopped or killed, and the command that resumes it."""
     from ray_on_ecs.run import document
     from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 
-    again = f"{command} with --run-name {name}"
     with suppress(OSError, UsageError, ValueError):
         storage = cluster.storage(name)
         settings = document.read_earlier(cluster.document_storage(storage)).get("settings", {})
         config = RunConfig(driver=settings.get("driver") is True)
         if newest := newest_stored(config, storage):
             how = "resumes it from" if newest.is_loaded else "starts it with its files, the newest is"
-            return f"{again} {how} {newest}"
+            return f"{command} with --run-name {name} {how} {newest}"
         if not has_stored(config, storage):
             return nothing_stored_line(name, command)
-    return f"{again} resumes it"
+    return resume_line(name, command)
 
 
 def progress_words(status: dict[str, Any]) -> str:

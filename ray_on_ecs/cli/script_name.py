@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import NoReturn
 
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import RunConfig, python_path
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside
 from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested, told, trains_alone
@@ -112,8 +112,8 @@ class ScriptName:
     def _check_module(self) -> None:
         """Refuse a module that isn't in the folder, and with --local not among the packages here either."""
         first, folder, others = self._first, self._folder, self._words[1:]
-        path = self._config.variables.get("PYTHONPATH", "")
-        found = [_find(folder / root, first) for root in [".", *filter(None, path.split(os.pathsep))]]
+        path = python_path(self._config.variables)
+        found = [_find(folder / root, first) for root in [".", *path]]
         if True in found and "/" not in first:
             return
         if (folder / first).is_file():

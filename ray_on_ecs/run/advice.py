@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ray_on_ecs.config import python_path
+
 MISSING = re.compile(r"No module named '?([\w.]+)'?(; '[\w.]+' is not a package)?")
 # https://docs.ray.io/en/latest/ray-core/api/doc/ray.init.html
 OF_CLUSTER = re.compile(r"When connecting to an existing cluster, (\w+(?: and \w+)*) must not be provided")
@@ -32,9 +34,9 @@ def _missing(name: str, is_hidden: bool, folder: Path, variables: Mapping[str, s
     if inner:  # Python has found the package itself
         way_out = "another version of it may have the module: name that in a file for --requirements"
         return f"{top} is installed, and {way_out}"
-    given = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    given = python_path(variables)
     if places and here not in map(os.path.normpath, given):
-        path = os.pathsep.join(filter(None, (here, variables.get("PYTHONPATH"))))
+        path = os.pathsep.join((here, *given))
         return f"{top} is code in {'the folder itself' if here == '.' else here}: --env PYTHONPATH={path} finds it"
     return "name its package in a file for --requirements"
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -47,6 +48,8 @@ LAST_LINES = 30
 NEWS_SECONDS = 30.0
 # pip's lines about an installed package that another version hides.
 KEPT = re.compile(r"\s+(?:Attempting uninstall|Found existing installation|Not uninstalling|Can't uninstall)")
+# Number of the way in which environments are made; those of another number are not used.
+FORMAT = 2
 # TensorFlow with CUDA has 6 GiB.
 ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
@@ -283,8 +286,8 @@ def _package_folders() -> list[str]:
 def _environment(key: object, install: Callable[[str], None], shared: str | None = None) -> str:
     """Return the interpreter of a virtual environment that sees the packages here; make it unless it is there.
 
-    `key` distinguishes it from others; `install` takes its interpreter. It begins with all of the environment of
-    `shared`, an interpreter: programs and libraries look for their files, and for packages, in their own environment.
+    `key` distinguishes it from others; `install` takes its interpreter. It starts as a copy of the environment with the
+    interpreter `shared`, because a program finds packages and data files only in the environment that it lies in.
     """
 
     def make(target: Path) -> None:
@@ -294,39 +297,42 @@ def _environment(key: object, install: Callable[[str], None], shared: str | None
         if shared:
             # The files are links, since pip replaces a file and does not write to it.
             shutil.copytree(Path(shared).parents[1], target, symlinks=True, copy_function=os.link)
-            _adopt(Path(shared).parent, Path(shared).parent, target)
+            _adopt(Path(shared).parent, Path(shared).parent, target / "bin")
         else:
             venv.create(target, symlinks=True, with_pip=False)
-            # By site, so that their own .pth files count.
+            # site also reads the .pth files in these folders.
             lines = [f"import site; site.addsitedir({path!r})\n" for path in _package_folders()]
             place = dict.fromkeys(("base", "platbase"), str(target))
             Path(sysconfig.get_path("purelib", "venv", place), "inherited.pth").write_text("".join(lines))
             for folder in (Path(sys.executable).parent, Path(site.getuserbase(), "bin")):
-                _adopt(folder, Path(sys.executable).parent, target)
+                _adopt(folder, Path(sys.executable).parent, target / "bin")
         install(str(target / "bin" / "python"))
         logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
 
-    text = json.dumps([sys.version, sys.prefix, key])
+    text = json.dumps([FORMAT, sys.version, sys.prefix, key])
     return str(node_cache.cached("packages", text, make) / "bin" / "python")
 
 
 def _adopt(folder: Path, interpreters: Path, target: Path) -> None:
-    """Copy the programs in a folder that Python runs, such as torchrun, for the interpreter of an environment.
+    """Copy Python programs, such as torchrun, from a folder to one with another interpreter, which runs the copies.
 
-    They run with one of `interpreters`, a folder, which does not see the packages of the environment.
+    An interpreter in `interpreters` runs the originals. The first lines of a copy are those that pip writes if the path
+    of the interpreter is long or has a space.
     """
-    place = re.escape(os.fsencode(interpreters))
-    heading = re.compile(rb"(#!(?:/bin/sh\n'''exec' [\"']?)?)" + place + rb"(?=/python)")
+    old = rb"#!(/bin/sh\n'''exec' )?[\"']?" + re.escape(os.fsencode(interpreters)) + rb"/(python[\d.]*)[\"']?(.*\n)"
     for program in folder.glob("*"):
         if program.is_symlink() or not program.is_file() or not os.access(program, os.R_OK | os.X_OK):
             continue
         with program.open("rb") as file:
             text = file.read(2)
             text += file.read() if text == b"#!" else b""
-        if found := heading.match(text):
-            copy = target / "bin" / program.name
+        if found := re.match(old, text):
+            is_pips, name, flags = found.groups()
+            python = os.fsencode(shlex.quote(str(target / os.fsdecode(name))))
+            rest = flags if is_pips else flags.rstrip() + b" \"$0\" \"$@\"\n' '''\n"
+            copy = target / program.name
             copy.unlink(missing_ok=True)
-            copy.write_bytes(found[1] + os.fsencode(target / "bin") + text[found.end() :])
+            copy.write_bytes(b"#!/bin/sh\n'''exec' " + python + rest + text[found.end() :])
             copy.chmod(0o755)
 
 

@@ -1,6 +1,7 @@
 """Ray programs as runs: started once, on the head, with a run's folder, metrics, restarts and ends."""
 
 import json
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
@@ -51,17 +52,26 @@ getattr(trainers, "DataParallel" + "Trainer")(print).fit()
 """
 # A task uses a package of the requirements, and finds its programs.
 PACKAGED = """
-import ray, shutil, subprocess, sys
+import os, ray, shutil, subprocess, sys
 import greeting, inner
 
 @ray.remote(num_cpus=0)
 def look():
-    import greeting, inner
+    import greeting, inner, shadowed
+    assert shadowed.WORD == "absolute", "the first entry of PYTHONPATH"
     code = "import greeting, inner; print(greeting.SAYS, inner.WORD)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return greeting.SAYS, inner.WORD, shutil.which("greets") is not None, said.strip()
 
+@ray.remote(num_cpus=0)
+def see():
+    return sys.path, os.environ["PYTHONPATH"].split(os.pathsep)
+
 print(greeting.SAYS, inner.WORD, *ray.get(look.remote()))
+path, given = ray.get(see.options(runtime_env={"env_vars": {"PYTHONPATH": os.environ["OTHER"]}}).remote())
+assert given == [os.environ["OTHER"]] and not any(entry.endswith("/src") for entry in path), (path, given)
+path, given = ray.get(see.options(runtime_env={"py_modules": ["file://" + os.environ["OTHER"] + ".zip"]}).remote())
+assert "py_modules" in given[0] and given[1] == os.environ["OTHER"] and given[2].endswith("/code/src"), given
 """
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -130,7 +140,13 @@ def test_tasks_of_a_program_have_its_packages(typed: Start, tmp_path: Path) -> N
     (tmp_path / "code" / "requirements.txt").write_text("--no-index\n./greeting-1.0-py3-none-any.whl\n")
     (tmp_path / "code" / "src").mkdir()
     (tmp_path / "code" / "src" / "inner.py").write_text("WORD = 'inner'\n")
-    flags = ("--driver", "--requirements", "requirements.txt", "--env", "PYTHONPATH=src")
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder in (other, tmp_path / "code" / "src"):
+        (folder / "shadowed.py").write_text(f"WORD = {'absolute' if folder == other else 'relative'!r}\n")
+    shutil.make_archive(str(other), "zip", tmp_path, "other")
+    variables = ("--env", f"PYTHONPATH={other}:src", "--env", f"OTHER={other}")
+    flags = ("--driver", "--requirements", "requirements.txt", *variables)
     process = typed("run", "--run-name", "packaged", *flags, "packaged.py")
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ray_on_ecs.config import RunConfig
@@ -38,7 +38,10 @@ def newest_stored(config: RunConfig, storage: RunStorage) -> Kept | None:
     Raises:
         OSError: The storage can't be read.
     """
-    return (newest_of_program(storage) if config.driver else None) or newest_of_script(storage)
+    kept, checkpoint = newest_of_script(storage), newest_of_program(storage) if config.driver else None
+    if kept and checkpoint:
+        return replace(checkpoint, changed_at=max(kept.changed_at, checkpoint.changed_at))
+    return checkpoint or kept
 
 
 def has_stored(config: RunConfig, storage: RunStorage) -> bool:

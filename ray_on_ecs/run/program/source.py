@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import RunConfig, python_path
 from ray_on_ecs.errors import UsageError
 
 # Classes and functions of Ray Train and Ray Tune that start workers.
@@ -136,9 +136,13 @@ def source_of(config: RunConfig) -> Source | None:
     """Return the source that a worker's Python would run, or None if it can't be read here."""
     if config.no_python:
         return None
-    name = os.path.join(*config.command[0].split(".")) if config.module else config.command[0]
-    roots = ["", *config.variables.get("PYTHONPATH", "").split(os.pathsep), "src"] if config.module else [""]
-    files = [config.folder / root / file for root in roots for file in (f"{name}/__main__.py", f"{name}.py", name)]
+    if config.module:
+        name = os.path.join(*config.command[0].split("."))
+        places = [config.folder / root / name for root in (".", *python_path(config.variables), "src")]
+        files = [file for place in places for file in (place / "__main__.py", place.with_suffix(".py"))]
+    else:
+        script = config.folder / config.command[0]
+        files = [script / "__main__.py", script]
     try:
         return Source(next(file for file in files if file.is_file()))
     except (OSError, RecursionError, StopIteration, SyntaxError, ValueError):

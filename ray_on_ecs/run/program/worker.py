@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from ray_on_ecs import arguments, logs, secrets
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import RunConfig, python_path
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface
 from ray_on_ecs.run.code.archive import Code
@@ -74,10 +74,10 @@ def _set_up(needs: Mapping[str, Any]) -> None:
         os.environ[f"{arguments.INPUT}{name}"] = inputs.fetch(source)
     if needs["requirements"]:
         _use_packages(folder, needs, values)
-    # Ray's process began in another folder, where Python has looked for the relative ones.
-    if paths := [str(folder / path) for path in needs["variables"].get("PYTHONPATH", "").split(os.pathsep) if path]:
+    # Relative folders of PYTHONPATH are in the code, and Ray started this process elsewhere.
+    if paths := [str(folder / path) for path in python_path(os.environ)]:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        sys.path[:0] = [path for path in paths if path not in sys.path]
+        sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
     # Last, so that a user's queue.py does not hide Python's from Ray.
     sys.path += dict.fromkeys([str(folder / needs["beside"]), str(folder)])
 
@@ -104,7 +104,7 @@ def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, s
     code = Code(**needs["code"])
     requirements = Requirements(folder, needs["requirements"], code.archive, needs["variables"], values, code.version)
     python = Path(requirements.install(resolution))
-    sys.executable = str(python)  # of a subprocess
+    sys.executable = str(python)  # for subprocesses
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     before = list(sys.path)
     for packages in python.parent.parent.glob("lib/python*/site-packages"):

@@ -242,9 +242,11 @@ EXEC = "#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''\n"  # of pip and uv, f
         ("#!{bin}/python\n", True),
         ("#!{bin}/python3\n", True),
         ("#!{bin}/python3.11 -sE\n", True),
+        ("#!{bin}/python3.11 -sE\n# -*- coding: utf-8 -*-\nfrom __future__ import annotations\n", True),
         (EXEC.format(python="{bin}/python"), True),
         (EXEC.format(python='"{bin}/python3"'), True),
         (EXEC.format(python="'{bin}/python'"), True),
+        (EXEC.format(python="{bin}/python3 -s"), True),
         ("#!/usr/bin/env python3\n", False),
         ("#!/elsewhere/bin/python3\n", False),
         ("#!/elsewhere{bin}/python3\n", False),
@@ -254,14 +256,15 @@ EXEC = "#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''\n"  # of pip and uv, f
         ("", False),
     ],
 )
-def test_program_of_python_is_adopted(tmp_path: Path, heading: str, is_adopted: bool) -> None:
-    here, target = tmp_path / "h" / "bin", tmp_path / "target"
+@pytest.mark.parametrize("name", ["target", "a 'target'", f"{'d' * 200}/{'d' * 200}"], ids=["short", "odd", "long"])
+def test_program_of_python_is_adopted(tmp_path: Path, heading: str, is_adopted: bool, name: str) -> None:
+    here, target = tmp_path / "h" / "bin", tmp_path / name
     here.mkdir(parents=True)
     venv.create(target, symlinks=True, with_pip=False)
     program = here / "program"
     program.write_text(heading.format(bin=here) + "import sys; print(sys.prefix, *sys.argv[1:])\n")
     program.chmod(0o755)
-    packages._adopt(here, here, target)
+    packages._adopt(here, here, target / "bin")
     copy = target / "bin" / "program"
     assert copy.exists() == is_adopted
     if is_adopted:
@@ -274,11 +277,13 @@ def test_only_files_that_can_run_are_adopted(tmp_path: Path) -> None:
     (here / "folder").mkdir(parents=True)
     (target / "bin").mkdir(parents=True)
     (here / "data").write_text(f"#!{here}/python\n")
-    (here / "link").symlink_to(here / "data")
+    (tmp_path / "elsewhere").write_text(f"#!{here}/python\n")
+    (tmp_path / "elsewhere").chmod(0o755)
+    (here / "link").symlink_to(tmp_path / "elsewhere")
     (here / "nowhere").symlink_to(here / "missing")
     (here / "python").symlink_to(sys.executable)
-    packages._adopt(here, here, target)
-    packages._adopt(here / "missing", here, target)
+    packages._adopt(here, here, target / "bin")
+    packages._adopt(here / "missing", here, target / "bin")
     assert not list((target / "bin").iterdir())
 
 

@@ -73,7 +73,9 @@ def test_checkpoint_of_ray_is_named_before_kept_files(tmp_path: Path) -> None:
     write_snapshot(storage, Snapshot({"state.pt": KeptFile("files/key", 1, written_at=4_000_000_000_000_000_000)}))
     assert str(newest_stored(config, storage)).partition(" of ")[0] == "state.pt"
     storage.write("ray/train/checkpoint_1/model.pt", b"")
-    assert str(newest_stored(config, storage)).partition(" of ")[0] == "ray/train/checkpoint_1/model.pt"
+    newest = newest_stored(config, storage)
+    assert newest
+    assert (newest.name, newest.changed_at.timestamp()) == ("ray/train/checkpoint_1/model.pt", 4e9)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_source_of_a_module_is_found(tmp_path: Path, flags: list[str], file: str
     assert driver_reason(config(tmp_path, *flags, "-m", "pk.other")) is None
 
 
+def test_source_is_of_the_file_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("print(1)\n")
+    (tmp_path / "train.py").write_text("import ray\nray.init()\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "other.py").write_text("import ray\nray.init()\n")
+    assert driver_reason(config(tmp_path, "train")) is None
+    assert driver_reason(config(tmp_path, "other.py")) is None
+    assert "calls ray.init" in (driver_reason(config(tmp_path, "-m", "train")) or "")
+
+
 def test_number_of_workers_is_refused_with_reason(tmp_path: Path) -> None:
     line = r"--num-workers: leave it out; a Ray program sets .* \(s.py:3 calls TorchTrainer\)"
     with pytest.raises(UsageError, match=line):
